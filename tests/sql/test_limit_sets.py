@@ -68,7 +68,8 @@ async def test_many_sets_share_one_second_route(engine: CheckedEngine, sql: asyn
 async def test_members_of_flows_and_children_have_limits_too(engine: CheckedEngine) -> None:
     policy = ExecutionPolicy(quota_policy_ids=(ONE, TWO))  # type: ignore[arg-type]
     parent = await started(engine)
-    flow_id = FlowId(fit_partition(mint_uuid(), home(parent.execution_id), 256))
+    seed = mint_uuid()
+    flow_id = FlowId(fit_partition(seed, home(parent.execution_id), 256))
     item = NewExecution(execution_kind="member", policy=policy)
     await engine.submit_child_flow(
         parent.handle,
@@ -76,6 +77,8 @@ async def test_members_of_flows_and_children_have_limits_too(engine: CheckedEngi
         0,
         [NewNode(name="a", execution=item), NewNode(name="b", execution=NewExecution(execution_kind="b"))],
         flow_id=flow_id,
+        seed=seed,
+        flow_kind="f",
     )
     await engine.submit_child(parent.handle, "c", 0, item)
     claimed = await engine.claim_many(**WORKER, limit=10)

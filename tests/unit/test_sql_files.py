@@ -15,7 +15,7 @@ FILES = {path.removeprefix("functions/"): sql for path, sql in build.sql_files("
 # From the bottom up: a chapter calls those before it, and itself. `functions/README.md` says why some calls go upwards.
 CHAPTERS = (
     "common", "keys", "lanes", "workers", "queue", "limits", "events", "leases", "grants", "executions",
-    "steps", "streams", "waits", "flows", "budgets", "schedules", "duties", "reads", "audit",
+    "steps", "streams", "waits", "flows", "quotas", "budgets", "schedules", "duties", "reads", "audit",
 )  # fmt: skip
 UPWARDS = {
     "end_capped": {"end_executions"},
@@ -26,6 +26,9 @@ UPWARDS = {
     "renew_children": {"finish_cancel"},
     "replay": {"forget_signals", "ack_cancel_member", "reset_groups"},
     "make_ready": {"gate"},
+    "drop_ready": {"give_slots"},
+    "take_admitted": {"exhausted_budgets", "hold_budgets"},
+    "promote_limited": {"exhausted_budgets", "budgets_cover"},
     "take_ready": {"end_capped", "reclaim_cap"},
     "start_attempts": {"move_waitpoints", "inputs_of"},
     "claim_one": {"inputs_of"},

@@ -17,7 +17,9 @@ from flowfabric._duties.flow_cancel import FlowCancel
 from flowfabric._duties.flow_summaries import FlowSummaries
 from flowfabric._duties.hook_submission import HookSubmission
 from flowfabric._duties.lease_expiry import LeaseExpiry
+from flowfabric._duties.limit_opening import LimitOpening
 from flowfabric._duties.parked_promotion import ParkedPromotion
+from flowfabric._duties.quota_reconciler import QuotaReconciler
 from flowfabric._duties.record_expiry import RecordExpiry
 from flowfabric._duties.registry_event_trimmer import RegistryEventTrimmer
 from flowfabric._duties.retention import Retention
@@ -26,6 +28,7 @@ from flowfabric._duties.sibling_cancel import SiblingCancel
 from flowfabric._duties.sibling_repair import SiblingRepair
 from flowfabric._duties.suspension_timeout import SuspensionTimeout
 from flowfabric._duties.timer import TimerDuty
+from flowfabric._duties.unblock import Unblock
 from flowfabric._duties.waitpoint_expiry import WaitpointExpiry
 from flowfabric._duties.watcher import Watcher
 from flowfabric._duties.worker_registry_ttl_sweep import WorkerRegistryTtlSweep
@@ -44,7 +47,9 @@ __all__ = [
     "FlowSummaries",
     "HookSubmission",
     "LeaseExpiry",
+    "LimitOpening",
     "ParkedPromotion",
+    "QuotaReconciler",
     "RecordExpiry",
     "RegistryEventTrimmer",
     "Retention",
@@ -53,6 +58,7 @@ __all__ = [
     "SuspensionTimeout",
     "TimerDuty",
     "TimerRunner",
+    "Unblock",
     "WaitpointExpiry",
     "Watcher",
     "WorkerRegistryTtlSweep",

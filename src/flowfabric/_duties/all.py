@@ -14,7 +14,9 @@ from flowfabric._duties.flow_cancel import FlowCancel
 from flowfabric._duties.flow_summaries import FlowSummaries
 from flowfabric._duties.hook_submission import HookSubmission
 from flowfabric._duties.lease_expiry import LeaseExpiry
+from flowfabric._duties.limit_opening import LimitOpening
 from flowfabric._duties.parked_promotion import ParkedPromotion
+from flowfabric._duties.quota_reconciler import QuotaReconciler
 from flowfabric._duties.record_expiry import RecordExpiry
 from flowfabric._duties.registry_event_trimmer import RegistryEventTrimmer
 from flowfabric._duties.retention import Retention
@@ -33,12 +35,14 @@ ALL: tuple[type[Duty], ...] = (
     ExecutionDeadline,
     SuspensionTimeout,
     WaitpointExpiry,
+    LimitOpening,
     Cascade,
     SiblingCancel,
     ChildCancel,
     FlowCancel,
     HookSubmission,
     Unblock,
+    QuotaReconciler,
     Retention,
     SiblingRepair,
     EdgeRepair,

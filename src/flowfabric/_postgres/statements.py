@@ -336,6 +336,22 @@ READ_CANCEL_BACKLOG = _rows(
 )
 DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
 
+# Limits and quotas
+
+UNBLOCK_LIMITED = _rows("unblock_limited", 3, "promoted, looked, last_limit, last_key")
+CREATE_QUOTA_POLICY = _value("create_quota_policy", 7, "code")
+UPDATE_QUOTA_POLICY = _value("update_quota_policy", 5, "found")
+LIST_QUOTA_POLICIES = _rows(
+    "list_quota_policies",
+    5,
+    "id, name, key, window_seconds, max_requests, max_concurrent, jitter_ms, created_at, updated_at, active, admitted,"
+    " waiting, next_free_at",
+)
+LIST_QUOTA_KEYS = _rows("list_quota_keys", 3, "key, active, admitted, waiting, next_free_at")
+CHECK_ADMISSION = _rows("check_admission", 8, "code, retry_after_ms")
+RELEASE_ADMISSION = _value("release_admission", 3, "released")
+RECONCILE_QUOTAS = _rows("reconcile_quotas", 2, "entries, slots, heads, last_policy")
+
 # Reads
 
 READ_EXECUTION = _rows(

@@ -15,6 +15,7 @@ several modules. `Engine` combines them all.
     streams      streams, tails
     waits        waits, waitpoints, suspensions, signals
     flows        flows, flow_reads, flow_cancel, cascades, siblings, children, edges
+    quotas       quotas
     schedules    schedules
     duties       timers
     reads        reads, vector
@@ -43,6 +44,7 @@ from flowfabric.engine.grants import Grants
 from flowfabric.engine.keys import Keys
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
+from flowfabric.engine.quotas import Quotas
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.service import Service
@@ -66,6 +68,6 @@ class Engine(
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
-    Admission, Edges,
+    Admission, Quotas, Edges,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

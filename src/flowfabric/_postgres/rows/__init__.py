@@ -16,6 +16,7 @@ from flowfabric._postgres.rows.executions import (
 )
 from flowfabric._postgres.rows.flows import edge, flow_info, flow_snapshot, flow_summary, found_id
 from flowfabric._postgres.rows.lanes import lane, lane_stats
+from flowfabric._postgres.rows.quotas import quota_key, quota_policy
 from flowfabric._postgres.rows.schedules import due_schedule, schedule
 from flowfabric._postgres.rows.steps import step
 from flowfabric._postgres.rows.streams import appended, frame, stream_pages, stream_summary
@@ -62,6 +63,8 @@ __all__ = [
     "open_wait",
     "outcome",
     "pending_waitpoint",
+    "quota_key",
+    "quota_policy",
     "received_signal",
     "recorded_signal",
     "refused",

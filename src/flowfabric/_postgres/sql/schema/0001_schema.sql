@@ -284,7 +284,7 @@ create table flowfabric.blocked (
     partition       integer not null,
     rank            integer,            -- of those that a limit holds: their position in the queue,
     limit_id        uuid,               -- the budget or quota policy that denied them: its opening finds them here,
-    limit_key       text,               -- the value of the policy's key; empty for budgets
+    limit_key       text collate "C",   -- the value of the policy's key; empty for budgets
     retry_at        timestamptz,        -- of a rate: when the window has room again
     blocked_at      timestamptz,
     needs           jsonb               -- the amounts that a paused execution waits for
@@ -990,6 +990,12 @@ create type flowfabric.held as (
 
 -- The rows a claim took from a route.
 create type flowfabric.taken as (partitions integer[], ids uuid[], tids tid[], again boolean);
+
+-- A quota policy and key with its numbers, and how much room they leave; null: no such limit.
+create type flowfabric.quota_room as (
+    policy_id uuid, key text, rate bigint, cap bigint, span interval, jitter_ms bigint, rate_left bigint, slots_left bigint,
+    retry_at timestamptz, floor bigint, low bigint
+);
 
 -- The result of the due timers of one kind.
 create type flowfabric.due as (partitions integer[], ids uuid[], more boolean, last_due_at timestamptz);

@@ -39,6 +39,10 @@ begin
     if exists (select from flowfabric.hook h where h.due_at <= v_now) then
         due := array_append(due, 'hook_submission');
     end if;
+    if exists (select from flowfabric.limit_due d where d.due_at <= v_now) then
+        due := array_append(due, 'limit_opening');
+    end if;
+    v_next := least(v_next, (select d.due_at from flowfabric.limit_due d where d.due_at > v_now order by d.due_at limit 1));
     pause_ms := least(p_at_most_ms, extract(epoch from v_next - v_now) * 1000 + 1);
     perform flowfabric.get_up(p_instance, array[''], p_before);
     if p_instance is not null and pause_ms > 50 then

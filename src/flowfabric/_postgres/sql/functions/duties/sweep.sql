@@ -1,4 +1,4 @@
--- sweep: remove expired idempotency records, grants and watches, empty flows, segments of the event log and of best-effort
+-- sweep: remove expired idempotency records, grants with their slots, watches, unused limit sets, empty flows, segments of the event log and of best-effort
 -- frames past their retention, and workers that nothing refers to.
 --
 -- Roles    work, operate
@@ -16,11 +16,17 @@ begin
     where i.ctid = old.tid;
     get diagnostics v_n = row_count;
     v_sum := v_n;
-    delete from flowfabric.claim_grant g using (
-        select x.ctid as tid from flowfabric.claim_grant x where x.expires_at <= v_now
-        order by x.expires_at limit p_limit for update skip locked) old
-    where g.ctid = old.tid;
-    get diagnostics v_n = row_count;
+    with gone as (
+        delete from flowfabric.claim_grant g using (
+            select x.ctid as tid from flowfabric.claim_grant x where x.expires_at <= v_now
+            order by x.expires_at limit p_limit for update skip locked) old
+        where g.ctid = old.tid
+        returning g.partition, g.id, g.quota_policy_ids, g.expires_at
+    ), dead as (
+        delete from flowfabric.quota_slot s using gone g
+        where s.id = g.id and s.partition = g.partition and s.until <= g.expires_at and g.quota_policy_ids is not null
+    )
+    select count(*) into v_n from gone;
     v_sum := v_sum + v_n;
     delete from flowfabric.watch w using (
         select x.ctid as tid from flowfabric.watch x where x.until < clock_timestamp() - interval '1 minute'
@@ -38,6 +44,6 @@ begin
     where f.ctid = old.tid;
     get diagnostics v_n = row_count;
     return v_sum + v_n + flowfabric.purge_keys(v_now) + flowfabric.trim_events(v_now)
-        + flowfabric.trim_live(v_now) + flowfabric.forget_workers(v_now, p_limit);
+        + flowfabric.trim_live(v_now) + flowfabric.forget_workers(v_now, p_limit) + flowfabric.sweep_limit_sets(v_now, p_limit);
 end;
 $$;

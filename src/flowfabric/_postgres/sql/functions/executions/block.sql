@@ -38,8 +38,11 @@ begin
                                           else x.capability_mismatch_at end,
             transitioned_at = v_now, mutated_at = null
         where x.partition = p_partition and x.id = p_id returning x.* into e;
-        insert into flowfabric.blocked (blocking_reason, created_at, id, partition)
-        values (p_reason, e.created_at, e.id, e.partition);
+        -- The limit is the caller's: the duty lets the next claim decide.
+        insert into flowfabric.blocked (blocking_reason, created_at, id, partition, rank, limit_id, limit_key, blocked_at)
+        values (p_reason, e.created_at, e.id, e.partition, flowfabric.rank_of(e.priority),
+                case when e.state = 'rate_limited' then flowfabric.zero_uuid() end,
+                case when e.state = 'rate_limited' then '' end, v_now);
         insert into flowfabric.flow_touched select e.partition, e.flow_id where e.flow_id is not null;
     end if;
     return query select 1, v_code, null::text, e.state, null::bigint, null::uuid, v_now;

@@ -9,8 +9,9 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_leased boolean[];
+    v_limited boolean;
 begin
-    select array_agg(e.lease_lost is null order by u.ord) into v_leased
+    select array_agg(e.lease_lost is null order by u.ord), bool_or(e.limits is not null) into v_leased, v_limited
     from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
     if false = any (v_leased) then
@@ -40,6 +41,9 @@ begin
     select v_slot, p_now, d.partition, d.id, d.flow_id, d.namespace, d.tags, 'revoked', d.lease_id, d.epoch,
            d.attempt_id, d.attempt_index, d.worker, p_lease_reason, p_revoked_by
     from delayed d where d.leased;
+    if v_limited then
+        perform flowfabric.give_slots(p_partition, p_id, false, p_now);
+    end if;
     perform flowfabric.end_waits(array_agg(e.partition), array_agg(e.id), array_agg(null::text), p_now)
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.has_waitpoints

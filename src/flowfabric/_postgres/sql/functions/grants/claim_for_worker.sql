@@ -5,7 +5,8 @@
 -- lease was lost gets a reclaim grant. Executions that changed code stopped are left to claims, which say their code.
 -- Takes    p_kinds: null: every kind, in every version. p_service: as claim. p_namespace: as claim.
 --          p_hash: of the capabilities, stored with the grants.
--- Locks    ready rows and their executions, skipping locked rows; it never waits.
+-- Locks    ready rows and their executions, skipping locked rows; it waits only for the quota policies of executions with
+--          limits (limits/take_admitted.sql), before it locks anything else. The slots it takes end with the grants.
 -- Returns  one row per grant, best first; no row without work; one row with the code unavailable without a signing key.
 -- Roles    work, operate
 create or replace function flowfabric.claim_for_worker(
@@ -18,6 +19,7 @@ declare
     v_now timestamptz;
     v_expires timestamptz;
     v_auto_reclaim boolean;
+    v_limited boolean;
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_floor_ids uuid[];
     v_taken flowfabric.taken;
     k flowfabric.keystore;
@@ -40,15 +42,18 @@ begin
         return;
     end if;
     v_expires := date_trunc('milliseconds', v_now + flowfabric.ms(p_ttl_ms));
-    select array_agg(q.route), array_agg(q.rank), array_agg(q.created_at), array_agg(q.id)
-    into v_routes, v_ranks, v_created, v_floor_ids
-    from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id
+    select array_agg(q.route), array_agg(q.rank), array_agg(q.created_at), array_agg(q.id), bool_or(q.limited)
+    into v_routes, v_ranks, v_created, v_floor_ids, v_limited
+    from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id, r.limited
           from flowfabric.ready_floor f join flowfabric.route r on r.id = f.route
           where f.lane = p_lane and (p_kinds is null or r.kind = any (p_kinds)) and r.capabilities <@ p_capabilities
             and r.not_for is null
             and (r.version is null or p_kinds is null or flowfabric.serves(p_service, r.kind, r.version, null))
           order by f.route, f.rank, f.created_at, f.id) q;
-    if v_routes is not null then
+    if v_limited then
+        v_taken := flowfabric.take_admitted(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_max, v_auto_reclaim,
+                                            v_expires, v_now);
+    elsif v_routes is not null then
         v_taken := flowfabric.take_best(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_max, v_auto_reclaim,
                                         v_expires, v_now);
     end if;
@@ -60,10 +65,13 @@ begin
     with granted as (
         insert into flowfabric.claim_grant
             (partition, id, kind, grant_key, worker_id, worker_instance_id, lane, capability_hash, worker_capabilities, ttl_ms,
-             issued_at, expires_at)
+             issued_at, expires_at, quota_policy_ids)
         select e.partition, e.id, w.kind,
                flowfabric.sign_grant(k, e.partition, e.id, w.kind, p_worker, p_instance, v_expires), p_worker, p_instance,
-               p_lane, p_hash, p_capabilities, p_ttl_ms, v_now, v_expires
+               p_lane, p_hash, p_capabilities, p_ttl_ms, v_now, v_expires,
+               case when e.limits is not null then (
+                   select array_agg(s.policy_id order by s.policy_id) from flowfabric.quota_slot s
+                   where s.id = e.id and s.partition = e.partition and s.until = v_expires) end
         from unnest(v_taken.tids) as u (tid) join flowfabric.execution e on e.ctid = u.tid
         cross join lateral (select case when e.lease_lost is null then 'claim' else 'reclaim' end as kind) w
         returning partition, id, kind, grant_key

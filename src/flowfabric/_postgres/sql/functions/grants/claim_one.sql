@@ -1,7 +1,7 @@
 -- claim_one: consume a claim grant (or, for an operator, none) and start or continue the attempt
 --
 -- p_call   'fresh' and 'resumed' from claim_granted, 'operator' from claim_as_operator.
--- Locks    the execution, then its ready row.
+-- Locks    the execution, then the heads of its quota policies, then its ready row.
 -- Returns  the lease as a row with code ok, or a row with the refusal only.
 create or replace function flowfabric.claim_one(
     p_call text, p_partition integer, p_id uuid, p_lane text, p_worker text, p_instance text, p_lease uuid,
@@ -62,6 +62,9 @@ begin
         delete from flowfabric.claim_grant x where x.partition = p_partition and x.id = p_id;
     end if;
     if v_code = 'ok' then
+        if e.limits is not null then
+            perform flowfabric.hold_slots(p_partition, p_id, v_now);
+        end if;
         perform flowfabric.drop_ready(array[p_partition], array[p_id]);
         return query
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(

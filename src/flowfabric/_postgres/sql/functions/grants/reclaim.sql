@@ -1,6 +1,6 @@
 -- reclaim: consume a reclaim grant: a new attempt under a new lease replaces the one that was lost.
 --
--- Locks    the execution, then its ready row.
+-- Locks    the execution, then the heads of its quota policies, then its ready row.
 -- Returns  the lease as a row with code ok; not_reclaimable, reclaim_cap_exceeded (count in lease_epoch),
 --          grant_not_found, or the refusal.
 -- Roles    work, operate
@@ -53,6 +53,9 @@ begin
         end if;
     end if;
     if v_code = 'ok' then
+        if e.limits is not null then
+            perform flowfabric.hold_slots(p_partition, p_id, v_now);
+        end if;
         perform flowfabric.drop_ready(array[p_partition], array[p_id]);
         return query
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(

@@ -8,7 +8,8 @@
 --          p_sleeper, p_asleep: the announcement of the process, if it has one; removed when there is work.
 --          p_namespace: the only namespace it takes from, not the default one; null: all of them.
 --          p_judges: without work, say which routes no live worker covers (judge_for_claim).
--- Locks    ready rows and their executions, skipping locked rows; it never waits.
+-- Locks    ready rows and their executions, skipping locked rows; it waits only for the quota policies of executions with
+--          limits (limits/take_admitted.sql), before it locks anything else.
 -- Returns  one row per lease, best first; no row without work.
 -- Plans    a freshly filled table has no statistics: the settings keep the scan in index order.
 -- Roles    work, operate
@@ -26,6 +27,7 @@ declare
     v_worker integer;
     -- The routes that may have work, and where their rows begin.
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_floor_ids uuid[];
+    v_limited boolean;
     v_best tid[];
     v_looks integer := 0;
     v_first integer;
@@ -45,12 +47,12 @@ begin
         return;
     end if;
     v_kinds := p_kinds::text[];
-    select array_agg(q.route), array_agg(q.rank), array_agg(q.created_at), array_agg(q.id),
+    select array_agg(q.route), array_agg(q.rank), array_agg(q.created_at), array_agg(q.id), bool_or(q.limited),
            (select w.id from flowfabric.worker w   -- as number_worker does
             where w.worker_instance_id = p_instance and w.worker_id = p_worker
               and w.numbered_at > v_now - interval '1 day' and w.unused_since is null limit 1)
-    into v_routes, v_ranks, v_created, v_floor_ids, v_worker
-    from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id
+    into v_routes, v_ranks, v_created, v_floor_ids, v_limited, v_worker
+    from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id, r.limited
           from flowfabric.ready_floor f join flowfabric.route r on r.id = f.route
           where f.lane = p_lane and (v_kinds is null or r.kind = any (v_kinds)) and r.capabilities <@ p_capabilities
             and ((r.version is null and r.not_for is null) or (v_kinds is null and r.not_for is null)
@@ -63,15 +65,21 @@ begin
         return;
     end if;
 
-    if p_namespace is not null then
+    -- Executions with limits are asked for them, in the order of the others.
+    if v_limited then
+        v_taken := flowfabric.take_admitted(
+            v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim, null, v_now);
+    elsif p_namespace is not null then
         v_taken := flowfabric.take_best(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim,
                                         null, v_now);
+    end if;
+    if v_limited or p_namespace is not null then
         v_partitions := v_taken.partitions; v_ids := v_taken.ids; v_tids := v_taken.tids; v_again := v_taken.again;
     end if;
 
     -- Several routes: read the best rows without locks, then take them. One that reached its reclaim cap ends instead
     -- of being claimed, and one that another claim was faster to take is missing: look again.
-    while cardinality(v_routes) > 1 and cardinality(v_ids) < p_limit and p_namespace is null loop
+    while cardinality(v_routes) > 1 and cardinality(v_ids) < p_limit and not v_limited and p_namespace is null loop
         select array_agg(b.tid) into v_best
         from (select c.tid
               from unnest(v_routes, v_ranks, v_created, v_floor_ids) as q (route, rank, created_at, id)
@@ -95,7 +103,8 @@ begin
 
     -- One route, or rows that concurrent claims hold: take the first that are free, route by route.
     for i in 1 .. cardinality(v_routes) loop
-        exit when cardinality(v_ids) >= p_limit or p_namespace is not null or (cardinality(v_routes) > 1 and v_best is null);
+        exit when cardinality(v_ids) >= p_limit or v_limited or p_namespace is not null
+               or (cardinality(v_routes) > 1 and v_best is null);
         v_taken := flowfabric.take_ready(null, v_routes[i], v_ranks[i], v_created[i], v_floor_ids[i],
                                          p_limit - cardinality(v_ids), v_auto_reclaim, null, v_now);
         v_partitions := v_partitions || v_taken.partitions;
@@ -118,7 +127,7 @@ begin
                   order by r.id offset 0) q   -- two claims that create the same ones do not wait for each other
             where q.version is not null;
         end if;
-        if cardinality(v_routes) = 1 or cardinality(v_ids) = 1 then
+        if (cardinality(v_routes) = 1 and not v_limited) or cardinality(v_ids) = 1 then
             return query select * from flowfabric.start_attempts(
                 v_tids, null, null, v_worker, p_ttl_ms, null, null, null, null,
                 v_again, v_from, v_to, v_now);

@@ -13,6 +13,7 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_given flowfabric.verdict;
+    v_limited boolean;
 begin
     with paused as (
         update flowfabric.execution e
@@ -25,13 +26,18 @@ begin
             attempt_timeout_at = null, transitioned_at = p_now, mutated_at = null
         where e.partition = p_partition and e.id = p_id
         returning e.*
+    ), logged as (
+        insert into flowfabric.event
+            (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+             attempt_index, worker, reason, revoked_by)
+        select v_slot, p_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
+               p.attempt_id, p.attempt_index, p.worker, p_event, 'backend'
+        from paused p
     )
-    insert into flowfabric.event
-        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker, reason, revoked_by)
-    select v_slot, p_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
-           p.attempt_id, p.attempt_index, p.worker, p_event, 'backend'
-    from paused p;
+    select p.limits is not null into v_limited from paused p;
+    if v_limited then
+        perform flowfabric.give_slots(array[p_partition], array[p_id], false, p_now);
+    end if;
     if p_state = 'waiting' then
         perform flowfabric.make_ready(array[p_partition], array[p_id], null);
     else

@@ -61,6 +61,9 @@ begin
     select v_slot, v_held.at, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'revoked', s.lease_id, s.epoch,
            s.attempt_id, s.attempt_index, s.worker, 'steps_changed', 'backend'
     from stopped s;
+    if e.limits is not null then
+        perform flowfabric.give_slots(array[p_partition], array[p_id], false, v_held.at);
+    end if;
     perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
     perform flowfabric.make_ready(array[p_partition], array[p_id], null);   -- a member of a flow may be held back instead
     return query

@@ -57,23 +57,25 @@ $$;
 -- split_routes: the routes of a create call once for items without and once for items with limits.
 --
 -- Takes    p_route_no: per item its route, null: the first; p_limits: per item its limit set.
--- Returns  the routes, a route that no item uses without a lane, and per item its route among them.
+-- Returns  the routes that items use, and per item its route among them.
 create or replace function flowfabric.split_routes(
     p_lanes text[], p_kinds text[], p_capabilities text[], p_route_no integer[], p_limits bigint[],
     out lanes text[], out kinds text[], out capabilities text[], out limited boolean[], out route_no integer[])
 language plpgsql as $$
 declare
-    v_routes integer := cardinality(p_lanes);
+    v_numbers integer[];   -- per item: twice its route, and one more if it has limits
+    v_used integer[];
 begin
     if p_limits is null then
         lanes := p_lanes; kinds := p_kinds; capabilities := p_capabilities; route_no := p_route_no;
         return;
     end if;
-    select array_agg(coalesce(p_route_no[u.ord], 1) + case when u.limits is null then 0 else v_routes end order by u.ord)
-    into route_no from unnest(p_limits) with ordinality as u (limits, ord);
-    kinds := p_kinds || p_kinds;
-    capabilities := p_capabilities || p_capabilities;
-    select array_agg(case when n.no = any (route_no) then n.lane end order by n.no), array_agg(n.no > v_routes order by n.no)
-    into lanes, limited from unnest(p_lanes || p_lanes) with ordinality as n (lane, no);
+    v_numbers := array(select 2 * coalesce(p_route_no[u.ord], 1) + case when u.limits is null then 0 else 1 end
+                       from unnest(p_limits) with ordinality as u (limits, ord) order by u.ord);
+    select array_agg(n.no order by n.no), array_agg(p_lanes[n.no / 2] order by n.no), array_agg(p_kinds[n.no / 2] order by n.no),
+           array_agg(p_capabilities[n.no / 2] order by n.no), array_agg(n.no % 2 = 1 order by n.no)
+    into v_used, lanes, kinds, capabilities, limited
+    from (select distinct u.no from unnest(v_numbers) as u (no)) n;
+    route_no := array(select array_position(v_used, u.no) from unnest(v_numbers) with ordinality as u (no, ord) order by u.ord);
 end;
 $$;

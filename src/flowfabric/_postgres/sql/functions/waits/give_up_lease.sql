@@ -3,6 +3,7 @@ create or replace function flowfabric.give_up_lease(s flowfabric.suspension, p_n
 language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
+    v_limited boolean;
 begin
     with paused as (
         update flowfabric.execution e
@@ -16,13 +17,18 @@ begin
             attempt_timeout_at = null, transitioned_at = p_now, mutated_at = null
         where e.partition = s.partition and e.id = s.id
         returning e.*
+    ), logged as (
+        insert into flowfabric.event
+            (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+             attempt_index, worker, reason, revoked_by)
+        select v_slot, p_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch - 1,
+               p.attempt_id, p.attempt_index, p.worker, 'suspend', 'backend'
+        from paused p
     )
-    insert into flowfabric.event
-        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
-         attempt_index, worker, reason, revoked_by)
-    select v_slot, p_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch - 1,
-           p.attempt_id, p.attempt_index, p.worker, 'suspend', 'backend'
-    from paused p;
+    select p.limits is not null into v_limited from paused p;
+    if v_limited then
+        perform flowfabric.give_slots(array[s.partition], array[s.id], false, p_now);
+    end if;
     if s.timeout_at is not null then
         perform flowfabric.set_timers('suspension', array[s.partition], array[s.id], array[s.timeout_at]);
     end if;

@@ -1,0 +1,19 @@
+"""Limit opening: make claimable what a limit has room for, when it is due."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from flowfabric._duties.timer import WokenDuty
+from flowfabric.engine.timers import Round
+
+
+class LimitOpening(WokenDuty):
+    """Makes executions claimable when the window of a rate has room, and after ends that found their limit locked."""
+
+    interval = timedelta(seconds=1)
+    batch = 100
+
+    async def round(self) -> Round:
+        done = await self.engine.unblock_limited(limit=self.batch)
+        return Round(handled=done.promoted, more=done.looked == self.batch)

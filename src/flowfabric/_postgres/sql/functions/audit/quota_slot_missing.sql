@@ -1,0 +1,18 @@
+-- audit_quota_slot_missing: An active execution holds a slot of each policy that limited it when it was claimed.
+create or replace function flowfabric.audit_quota_slot_missing(
+    p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
+language sql stable as $$
+    with e as (
+        select x.* from flowfabric.execution x
+        where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to) and x.state = 'active' and x.limits is not null
+    )
+    select 'quota_slot_missing', e.partition, e.id, p.id::text
+    from e
+    cross join lateral (select x.* from flowfabric.limit_set x where x.digest = e.limits limit 1) l
+    cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
+    join flowfabric.quota_policy p on p.id = k.id
+    where (p.max_requests > 0 or p.max_concurrent > 0)
+      and p.updated_at < coalesce(e.attempt_resumed_at, e.attempt_started_at)
+      and not exists (select from flowfabric.quota_slot s where s.id = e.id and s.partition = e.partition
+                      and s.policy_id = k.id and s.key = k.key and s.until is null)
+$$;

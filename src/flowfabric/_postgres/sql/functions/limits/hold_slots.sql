@@ -1,0 +1,24 @@
+-- hold_slots: the slots of an execution that is claimed without being asked for its limits: with a grant, or by an operator
+--
+-- Called under the lock of the execution. What was taken for its grant is kept.
+-- Locks    the heads of its policies.
+create or replace function flowfabric.hold_slots(p_partition integer, p_id uuid, p_now timestamptz) returns void
+language plpgsql as $$
+declare
+    v_policies uuid[]; v_keys text[];
+begin
+    select array_agg(p.id order by p.id), array_agg(k.key order by p.id) into v_policies, v_keys
+    from flowfabric.execution e
+    cross join lateral (select x.* from flowfabric.limit_set x where x.digest = e.limits limit 1) l
+    cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
+    join flowfabric.quota_policy p on p.id = k.id and flowfabric.is_limiting(p)
+    where e.partition = p_partition and e.id = p_id;
+    if v_policies is not null then
+        perform flowfabric.lock_heads(v_policies, v_keys, true);
+        insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
+        select p_id, p_partition, u.policy_id, u.key, p_now, null, 'override'
+        from unnest(v_policies, v_keys) as u (policy_id, key)
+        on conflict (id, partition, policy_id) do update set until = null where s.until is not null;
+    end if;
+end;
+$$;

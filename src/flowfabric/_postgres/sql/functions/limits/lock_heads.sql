@@ -1,0 +1,44 @@
+-- lock_heads: lock policies with their keys, given in order, creating the rows of new ones.
+--
+-- Takes    p_wait: false: leave out what is locked.
+-- Returns  per policy and key: whether it is locked now.
+create or replace function flowfabric.lock_heads(p_policies uuid[], p_keys text[], p_wait boolean) returns boolean[]
+language plpgsql as $$
+declare
+    v_locked text[];
+    v_missing boolean;
+begin
+    for v_try in 1 .. 2 loop
+        if p_wait then
+            select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
+            from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
+                  join flowfabric.quota_head h on h.policy_id = u.policy_id and h.key = u.key
+                  order by h.policy_id, h.key for no key update of h) x;
+        else
+            select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
+            from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
+                  join flowfabric.quota_head h on h.policy_id = u.policy_id and h.key = u.key
+                  for no key update of h skip locked) x;
+        end if;
+        exit when coalesce(cardinality(v_locked), 0) = cardinality(p_policies) or v_try = 2;
+        -- New ones, each by one transaction at a time: a second one that inserted it too would wait, in any order.
+        insert into flowfabric.quota_head (policy_id, key)
+        select u.policy_id, u.key from unnest(p_policies, p_keys) as u (policy_id, key)
+        where not exists (select from flowfabric.quota_head h where h.policy_id = u.policy_id and h.key = u.key)
+          and case when p_wait then pg_advisory_xact_lock(flowfabric.head_lock(u.policy_id, u.key)) is not null
+                   else pg_try_advisory_xact_lock(flowfabric.head_lock(u.policy_id, u.key)) end
+        on conflict do nothing;
+        exit when not found and not p_wait;
+    end loop;
+    return array(select coalesce(flowfabric.head_name(u.policy_id, u.key) = any (v_locked), false)
+                 from unnest(p_policies, p_keys) with ordinality as u (policy_id, key, ord) order by u.ord);
+end;
+$$;
+
+-- head_name: a policy and key as one text.
+create or replace function flowfabric.head_name(p_policy uuid, p_key text) returns text
+language sql immutable as $$ select p_policy || ' ' || p_key $$;
+
+-- head_lock: the advisory lock of those who create the row of a policy and key.
+create or replace function flowfabric.head_lock(p_policy uuid, p_key text) returns bigint
+language sql immutable as $$ select hashtextextended(flowfabric.head_name(p_policy, p_key), 1179795788) $$;
