@@ -26,7 +26,8 @@ from flowfabric.values.grant import (
     ResumeGrant,
 )
 from flowfabric.values.graph import NewEdge, NewNode
-from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.ids import ExecutionId, QuotaPolicyId, mint_uuid
+from flowfabric.values.lease import Operator
 from flowfabric.values.page import Page
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from flowfabric.values.wait import Fresh
@@ -509,3 +510,134 @@ async def test_the_hundredth_time_an_execution_is_taken_over_is_a_warning(
         if told:
             assert str(held.execution_id) in told[0]
             assert "100th" in told[0]
+
+
+# Limits
+
+
+async def capped(engine: ff.Engine, cap: int, **fields: Any) -> tuple[QuotaPolicyId, ExecutionPolicy]:
+    """A quota policy, and the policy of executions under it."""
+    made = (await engine.create_quota_policy(name="api", max_concurrent=cap, **fields)).quota_policy_id
+    return made, ExecutionPolicy(quota_policy_ids=(made,))
+
+
+async def slots(engine: ff.Engine, policy: QuotaPolicyId) -> tuple[int, int]:
+    """Those held, and the executions that wait for one."""
+    found = await engine.get_quota_policy(policy)
+    assert found is not None
+    return found.active, found.waiting
+
+
+async def test_a_batch_of_grants_takes_as_many_slots_as_there_are_and_names_their_policies(
+    engine: CheckedEngine, sql: SQL
+) -> None:
+    quota, policy = await capped(engine, 3)
+    made = [await submit(engine, policy=policy) for _ in range(10)]
+    free = await submit(engine)
+    assert await granted(engine) == [*made[:3], free]
+    assert await slots(engine, quota) == (3, 7)
+    rows = await sql.fetch("select id, quota_policy_ids from flowfabric.claim_grant order by id")
+    assert {row["id"]: row["quota_policy_ids"] for row in rows} == {one: [quota] for one in made[:3]} | {free: None}
+
+
+async def test_the_slot_of_a_grant_follows_the_execution_and_is_handed_on_at_its_end(engine: CheckedEngine) -> None:
+    quota, policy = await capped(engine, 1)
+    first, second = [await submit(engine, policy=policy) for _ in range(2)]
+    grant = await engine.claim_for_worker(**WORKER)
+    assert await engine.claim_for_worker(**B) == NoWork(), "and the slot of the live grant is intact"
+    assert await slots(engine, quota) == (1, 1)
+    held = await consumed(engine, grant)
+    assert (held.execution_id, await slots(engine, quota)) == (first, (1, 1))
+    await engine.complete(held.handle)
+    assert await slots(engine, quota) == (0, 0)
+    assert await granted(engine) == [second]
+
+
+@pytest.mark.parametrize("is_swept", [False, True])
+async def test_a7_a_grant_that_lapsed_gives_its_slot_back_at_once(
+    engine: CheckedEngine, clock: Clock, is_swept: bool
+) -> None:
+    quota, policy = await capped(engine, 1)
+    first = await submit(engine, policy=policy)
+    await engine.claim_for_worker(**WORKER)
+    assert await slots(engine, quota) == (1, 0)
+    await clock.advance(seconds=5)
+    if is_swept:
+        await engine.sweep()
+    assert await slots(engine, quota) == (0, 0)
+    assert await granted(engine, **B) == [first]
+    assert await slots(engine, quota) == (1, 0)
+
+
+async def test_executions_behind_a_grant_that_lapsed_are_promoted_at_its_time(
+    engine: CheckedEngine, clock: Clock
+) -> None:
+    quota, policy = await capped(engine, 1)
+    for _ in range(2):
+        await submit(engine, policy=policy)
+    await engine.claim_for_worker(**WORKER)
+    assert await engine.claim_for_worker(**B) == NoWork()
+    assert await slots(engine, quota) == (1, 1)
+    await clock.advance(seconds=6)
+    assert await engine.unblock_all() == 1
+    assert await slots(engine, quota) == (0, 0)
+
+
+async def test_a27_a_reclaim_grant_keeps_the_slot_whether_it_is_used_or_not(
+    engine: CheckedEngine, clock: Clock, sql: SQL
+) -> None:
+    quota, policy = await capped(engine, 1)
+    await submit(engine, policy=policy)
+    lost = await claim_one(engine)
+    await clock.advance(seconds=31)
+    await engine.run_timers("lease")
+    outcome = await engine.claim_for_worker(**B)
+    assert isinstance(outcome, ReclaimGranted)
+    assert await sql.fetchval("select quota_policy_ids from flowfabric.claim_grant") is None
+    await clock.advance(seconds=6)
+    await engine.sweep()
+    assert await slots(engine, quota) == (1, 0), "the grant lapsed unused, and the execution is active all the same"
+    taken = await consumed(engine, await engine.claim_for_worker(**B), **B)
+    assert (taken.execution_id, await slots(engine, quota)) == (lost.execution_id, (1, 0))
+    await engine.complete(taken.handle)
+    assert await slots(engine, quota) == (0, 0)
+
+
+async def test_a_cancelled_execution_takes_its_grant_and_its_slot_with_it(engine: CheckedEngine) -> None:
+    quota, policy = await capped(engine, 1)
+    first, second = [await submit(engine, policy=policy) for _ in range(2)]
+    await granted(engine)
+    await engine.cancel(Operator(first), "no longer wanted")
+    assert await slots(engine, quota) == (0, 0)
+    assert await granted(engine) == [second]
+
+
+async def test_a_claim_of_one_namespace_asks_the_limits_of_its_own(engine: CheckedEngine) -> None:
+    quota, policy = await capped(engine, 2)
+    foreign = [await submit(engine, policy=policy, namespace="y", priority=9) for _ in range(2)]
+    made = [await submit(engine, policy=policy, namespace="x") for _ in range(3)]
+    plain = await submit(engine, namespace="x")
+    held = await engine.claim_many(limit=10, **WORKER, namespace="x")
+    assert [one.execution_id for one in held] == [*made[:2], plain]
+    assert await slots(engine, quota) == (2, 1), "what another namespace waits with is left alone"
+    assert await granted(engine, namespace="x") == []
+    for one in held[:2]:
+        await engine.complete(one.handle)
+    assert await granted(engine, namespace="y", max_grants=1) == foreign[:1]
+    assert await granted(engine, namespace="x") == [made[2]]
+    assert await granted(engine, namespace="y") == []
+
+
+async def test_limited_executions_that_no_live_worker_covers_are_one_route_to_readers(engine: CheckedEngine) -> None:
+    _, policy = await capped(engine, 1)
+    needs = RoutingRequirements(required_capabilities=("gpu",))
+    limited = await submit(engine, policy=ExecutionPolicy(
+        quota_policy_ids=policy.quota_policy_ids, routing_requirements=needs))  # fmt: skip
+    plain = await submit(engine, policy=GPU)
+    assert await engine.claim(**WORKER) is None
+    for one in (limited, plain):
+        record = await engine.read_execution(one)
+        assert record is not None
+        assert record.state_vector.eligibility_state == "blocked_by_route"
+    (route,) = await engine.list_uncovered()
+    assert route.waiting == 2
