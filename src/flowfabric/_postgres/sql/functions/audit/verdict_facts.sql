@@ -4,7 +4,10 @@ create or replace function flowfabric.audit_verdict_facts(
 language sql stable as $$
     select 'verdict_facts', null::integer, null::uuid, u.route || ' ' || u.served::text
     from flowfabric.uncovered u
-    left join flowfabric.coverage_of(array(select x.route from flowfabric.uncovered x), p_now) c on c.route = u.route
+    -- A worker that had lapsed when the verdict was made is alive again after the clock was set back.
+    left join flowfabric.coverage_of(
+        array(select x.route from flowfabric.uncovered x),
+        greatest(p_now, (select max(x.since) from flowfabric.uncovered x))) c on c.route = u.route
     where c.served is null or not c.served <@ u.served   -- the workers of a namespace may have lapsed since
        or u.served <> array(select distinct n collate "C" from unnest(u.served) as n order by 1)
 $$;
