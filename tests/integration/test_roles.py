@@ -38,7 +38,7 @@ EVERY_ROLE = """
     read_streams read_last_frames read_stream_summary
     list_pending_waitpoints read_suspension read_signals observe_signals
     describe_flow flow_progress flow_eligibility read_members read_edges read_summary read_flow_tags read_cancel_backlog
-    find_unserved list_children
+    find_unserved list_children list_quota_policies list_quota_keys
 """
 READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
@@ -60,6 +60,7 @@ WORK = """
     append_frames count_emitted
     take_lead leave_lead look_for_due run_timers sweep submit_hooks audit_sample repair_floors
     dispatch_cascades cascade_pending
+    create_quota_policy check_admission release_admission unblock_limited reconcile_quotas
     cancel_siblings reconcile_siblings reconcile_edges cancel_members due_cancellations project_touched project_flows
     put_schedule due_schedules next_schedule fire_schedule advance_schedule
 """
@@ -71,7 +72,7 @@ OPERATE = """
     read_waitpoint_token signal_by_key resume_execution expire_waitpoint expire_suspension run_one audit
     add_to_flow stage_edges apply_edge set_group_policy set_flow_tags resolve_dependency promote_blocked
     cancel_flow_header ack_cancel_member drain_siblings delete_flow
-    set_lane_state set_schedule_paused delete_schedule mark_worker_dead
+    set_lane_state set_schedule_paused delete_schedule mark_worker_dead update_quota_policy
 """
 OWNER = {"seed_secret", "rotate_secret"}
 MAY = {

@@ -28,9 +28,10 @@ from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import Edge, EdgeSnapshot
 from flowfabric.values.grant import ClaimGrant, ReclaimGrant
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
-from flowfabric.values.ids import FlowId, mint_uuid
+from flowfabric.values.ids import FlowId, QuotaPolicyId, mint_uuid
 from flowfabric.values.joins import AnyOf, Quorum
 from flowfabric.values.lease import Handle, Operator
+from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.step import NewStep
 from flowfabric.values.stream import START, NewFrame
 from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended
@@ -125,6 +126,14 @@ async def registered(engine: ff.Engine, _clock: Clock) -> None:
 
 async def granted(engine: ff.Engine, _clock: Clock) -> ClaimGrant:
     return await engine.issue_claim_grant(await submit(engine), **WORKER)
+
+
+async def capped(engine: ff.Engine, _clock: Clock) -> tuple[QuotaPolicyId, ff.ExecutionId]:
+    """A policy whose only slot an execution holds, and another that waits for it."""
+    policy = (await engine.create_quota_policy(name="q", max_concurrent=1)).quota_policy_id
+    made = [await submit(engine, policy=ExecutionPolicy(quota_policy_id=policy), lane_id="capped") for _ in range(2)]
+    await engine.claim_many("capped", **WORKER, limit=2)
+    return policy, made[0]
 
 
 async def resumable_grant(engine: ff.Engine, _clock: Clock) -> ClaimGrant:
@@ -404,6 +413,16 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "find_id": (state("A"), lambda e, at: e.find_id(str(at.id)[-8:])),
     "count_events": (state("A"), lambda e, _: e.count_events()),
     "claim_for_worker": (waiting, lambda e, _: e.claim_for_worker(**WORKER, namespace=None, max_grants=64)),
+    "create_quota_policy": (nothing, lambda e, _: e.create_quota_policy(name="new", max_concurrent=1)),
+    "update_quota_policy": (capped, lambda e, at: e.update_quota_policy(at[0], max_concurrent=2)),
+    "read_quota_policy_limits": (capped, lambda e, at: e.read_quota_policy_limits(at[0])),
+    "get_quota_policy": (capped, lambda e, at: e.get_quota_policy(at[0])),
+    "list_quota_policies": (capped, lambda e, _: e.list_quota_policies()),
+    "list_quota_keys": (capped, lambda e, at: e.list_quota_keys(at[0])),
+    "check_admission": (capped, lambda e, at: e.check_admission(at[0], e.mint_id(), concurrency_cap=9)),
+    "release_admission": (capped, lambda e, at: e.release_admission(*at)),
+    "unblock_limited": (capped, lambda e, _: e.unblock_limited(after=(UUID(int=0), ""))),
+    "reconcile_quotas": (capped, lambda e, _: e.reconcile_quotas()),
     "issue_claim_grant": (waiting, lambda e, at: e.issue_claim_grant(at, **WORKER)),
     "verify_grant": (granted, lambda e, grant: e.verify_grant(grant.execution_id, grant.grant_key)),
     "claim_execution": (granted, lambda e, grant: e.claim_execution(grant.execution_id, **WORKER, **fresh())),

@@ -137,6 +137,7 @@ class Ground:
         await self._steps()
         await self._flows()
         await self._others()
+        await self._limits()
 
     async def _waits(self) -> None:
         engine = self.engine
@@ -226,6 +227,21 @@ class Ground:
             "insert into flowfabric.worker_event (occurred_at, event, namespace, worker_instance_id, worker_id)"
             " select flowfabric.now(), 'heartbeat', '', 'worker-2', 'pool' from generate_series(1, 1500) n;"
         )
+
+    async def _limits(self) -> None:
+        """Under a policy with room many wait and many run; under a full one many are held back."""
+        engine = self.engine
+        make = engine.create_quota_policy
+        self.room = (await make(name="room", max_concurrent=10**6, max_requests_per_window=10**6)).quota_policy_id
+        self.full = (await make(name="full", max_concurrent=1)).quota_policy_id
+        self.keyed = (await make(name="keyed", key="t", max_concurrent=2)).quota_policy_id
+        for _ in range(2):
+            await self.some("room", 2 * N, policy=ExecutionPolicy(quota_policy_id=self.room))
+        self.running = [*(await self.claimed("room")), *(await self.claimed("room"))]
+        await self.some("spread", N, policy=ExecutionPolicy(quota_policy_id=self.keyed), tags=lambda n: {"t": str(n)})
+        await self.some("full", 2 * N, policy=ExecutionPolicy(quota_policy_id=self.full))
+        (self.owner,) = await engine.claim_many(limit=N, kinds=["full"], lease_ttl=LONG, **WORKER)
+        self.shut = await self.some("full", N, policy=ExecutionPolicy(quota_policy_id=self.full))
 
     async def complete(self, kind: str, count: int) -> None:
         await self.engine.complete_many([one.handle for one in await self.claimed(kind, count)])
@@ -653,7 +669,7 @@ CALLS = [
     Call("read_payload", 1, lambda g: g.engine.read_execution_context(g.done[3].execution_id)),
     Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id)),
     Call("list_partition", 50, lambda g: g.engine.list_executions(home(g.wide.flow_id))),
-    Call("find", 50, lambda g: g.engine.find_executions()),
+    Call("find", 60, lambda g: g.engine.find_executions()),  # it looks at the newest of every route
     Call("find", 50, lambda g: g.engine.find_executions(kinds=["done"])),
     Call("find", 50, lambda g: g.engine.find_executions(namespace="space")),
     Call("find", 50, lambda g: g.engine.find_executions(tag=("a.b", "c"))),
@@ -662,6 +678,26 @@ CALLS = [
     Call("find", 50, lambda g: g.engine.find_executions(flow_id=g.wide.flow_id)),
     Call("find_ids", 50, lambda g: g.engine.find_id(str(g.done[3].execution_id)[-8:])),
     Call("find_ids", 256, lambda g: g.engine.find_id(str(g.done[3].execution_id))),
+    # limits
+    Call("create_executions", N, lambda g: g.some(
+        "new", policy=lambda n: ExecutionPolicy(budget_ids=(mint_uuid(),), quota_policy_id=g.keyed),  # type: ignore[arg-type]
+        tags=lambda n: {"t": str(n)})),
+    Call("claim", N, lambda g: g.claimed("room")),
+    Call("claim", 2 * N, lambda g: g.claimed("spread")),  # N heads are locked too
+    Call("claim", 1000, lambda g: g.engine.claim_many(limit=10, kinds=["full"], **WORKER)),
+    Call("complete", N, lambda g: g.engine.complete_many([one.handle for one in g.running[:N]])),
+    Call("complete", 1, lambda g: g.engine.complete(g.owner.handle)),
+    Call("delay", 1, lambda g: g.engine.delay(g.owner.handle, HOUR)),
+    Call("claim_as_operator", 1, lambda g: g.engine.issue_grant_and_claim(g.shut[0])),
+    Call("create_quota_policy", 1, lambda g: g.engine.create_quota_policy(name="new")),
+    Call("update_quota_policy", N, lambda g: g.engine.update_quota_policy(g.full, max_concurrent=N)),
+    Call("list_quota_policies", 4 * N, lambda g: g.engine.list_quota_policies()),
+    Call("list_quota_keys", 3 * N, lambda g: g.engine.list_quota_keys(g.full)),
+    Call("check_admission", 1, lambda g: g.engine.check_admission(mint_uuid(), g.waiting[0], concurrency_cap=1)),  # type: ignore[arg-type]
+    Call("release_admission", 1, lambda g: g.engine.release_admission(g.full, g.owner.execution_id)),
+    Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(), an_hour_later),
+    Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(after=(UUID(int=0), ""))),
+    Call("reconcile_quotas", 4 * N, lambda g: g.engine.reconcile_quotas(), an_hour_later),
     # lanes
     Call("register_lanes", 1, lambda g: g.engine.prepare()),
     Call("list_lanes", 100, lambda g: g.engine.list_lanes()),
@@ -709,7 +745,7 @@ CALLS = [
     Call("begin_epoch", 1, lambda g: g.engine._fetch("select flowfabric.begin_epoch()")),
     Call("take_lead", 2, lambda g: g.engine.take_lead([DUTIES, CASCADES], HOUR)),
     Call("leave_lead", 1, lambda g: g.engine.leave_lead()),
-    Call("audit", 40 * N, lambda g: g.engine.audit(events=True)),
+    Call("audit", 60 * N, lambda g: g.engine.audit(events=True)),
     Call("audit_sample", 3 * N, lambda g: g.engine.audit_sample(home(g.wide.flow_id))),
     Call("repair_floors", 100, lambda g: g.engine.repair_floors()),
     # the deployment

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric._duties import Unblock
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import on
@@ -60,6 +61,11 @@ async def occupancy(engine: ff.Engine, policy: QuotaPolicyId) -> tuple[int, int]
     found = await engine.get_quota_policy(policy)
     assert found is not None
     return found.active, found.waiting
+
+
+async def unblock(engine: ff.Engine) -> int:
+    """A pass of the duty over all limits."""
+    return await Unblock(engine).run_once()
 
 
 async def state(engine: ff.Engine, one: ff.ExecutionId) -> tuple[str, str | None, str | None]:
@@ -334,10 +340,10 @@ async def test_a_retry_within_the_window_needs_no_second_token(engine: CheckedEn
     (other,) = await many(engine, 1, policy)
     assert await claim(engine) == []
     await clock.advance(seconds=59)
-    await engine.unblock_all()
+    await unblock(engine)
     assert (await state(engine, other))[0] == ff.State.RATE_LIMITED
     await clock.advance(seconds=2)
-    await engine.unblock_all()
+    await unblock(engine)
     assert (await claim_one(engine)).execution_id == other
 
 
@@ -359,10 +365,10 @@ async def test_a_window_of_zero_is_a_minute(engine: CheckedEngine, clock: Clock)
     made = await many(engine, 2, policy)
     await claim(engine)
     await clock.advance(seconds=59)
-    await engine.unblock_all()
+    await unblock(engine)
     assert (await state(engine, made[1]))[0] == ff.State.RATE_LIMITED
     await clock.advance(seconds=2)
-    await engine.unblock_all()
+    await unblock(engine)
     assert (await claim_one(engine)).execution_id == made[1]
 
 
@@ -529,7 +535,7 @@ async def test_the_duty_promotes_no_more_than_there_is_room_for(engine: CheckedE
     await many(engine, 10, policy)
     assert await claim(engine) == []
     await clock.advance(seconds=61)
-    assert await engine.unblock_all() == 2
+    assert await unblock(engine) == 2
     assert await occupancy(engine, policy) == (0, 8)
 
 
@@ -538,7 +544,7 @@ async def test_what_a_scheduler_blocked_is_decided_by_the_next_claim(engine: Che
     first, second = await many(engine, 2, policy)
     await engine.block_execution_for_admission(first, "waiting_for_quota", reason_detail="mine")
     assert (await claim_one(engine)).execution_id == second
-    assert await engine.unblock_all() == 1
+    assert await unblock(engine) == 1
     assert await claim(engine) == []
     assert await state(engine, first) == (
         ff.State.RATE_LIMITED, "waiting_for_quota", f"quota {policy}: concurrency cap 1",

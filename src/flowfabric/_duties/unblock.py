@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from uuid import UUID
 
 from flowfabric._duties.duty import Duty
 
@@ -14,6 +15,14 @@ class Unblock(Duty):
     """
 
     interval = timedelta(seconds=5)
+    batch = 100
 
     async def run_once(self) -> int:
-        return await self.engine.unblock_all() + await self.engine.judge_routes()
+        changed = await self.engine.judge_routes()
+        after = UUID(int=0), ""
+        while True:
+            done = await self.engine.unblock_limited(limit=self.batch, after=after)
+            changed += done.promoted
+            if done.looked < self.batch or done.last is None or self.stopping.is_set():
+                return changed
+            after = done.last

@@ -34,8 +34,6 @@ from flowfabric.values.quota import (
     quota_policy_id_of,
 )
 
-_FIRST = (UUID(int=0), "")
-
 
 class Quotas(Operations):
     """create_quota_policy, update_quota_policy, list_quota_policies, check_admission, release_admission, ..."""
@@ -212,16 +210,6 @@ class Quotas(Operations):
         row = await self._row(statements.UNBLOCK_LIMITED, check_int(limit, "limit", 1, 1000), *place)
         last = None if row["last_limit"] is None else (row["last_limit"], row["last_key"])
         return UnblockRound(promoted=row["promoted"], looked=row["looked"], last=last)
-
-    async def unblock_all(self) -> int:
-        """Make claimable what any limit has room for, in pages; returns how many executions became claimable."""
-        promoted, after = 0, _FIRST
-        while True:
-            done = await self.unblock_limited(after=after)
-            promoted += done.promoted
-            if done.looked < 100 or done.last is None:
-                return promoted
-            after = done.last
 
     async def reconcile_quotas(self, *, after: QuotaPolicyId | None = None, limit: int = 100) -> QuotaRound:
         """Remove aged entries of windows and dead slots of one page of policies."""

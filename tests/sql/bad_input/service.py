@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
 
 from flowfabric.values.checks import MAX_PAYLOAD
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.quota import quota_policy_id_of
 from tests.sql.bad_input.table import (
     BYTES,
     CAPABILITIES,
@@ -23,13 +26,25 @@ from tests.sql.bad_input.table import (
     OWN_WORKERS,
     TEXTS,
     UNKNOWN,
+    UUIDS,
     WORKERS,
     Case,
+    World,
     as_one,
     by_field,
     by_kind,
 )
 from tests.support import WORKER
+
+NUMBERS: list[Any] = [None, "5", 1.0, True, -1, 10**9 + 1, 2**63]
+WINDOWS: list[Any] = [
+    5, "5", timedelta(-1), timedelta(days=367), timedelta.max, timedelta(milliseconds=1500)
+]  # fmt: skip
+
+
+def one_policy(world: World) -> dict[str, Any]:
+    return {"quota_policy_id": quota_policy_id_of("bad input")}
+
 
 CASES = [
     Case(
@@ -49,6 +64,67 @@ CASES = [
     ),
     Case("trim_retention", lambda world: {}, limit=by_field([*INTS, 0]), filter=by_field(FILTERS)),
     Case("sweep", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
+    Case(
+        "create_quota_policy",
+        lambda world: {"name": "q"},
+        quota_policy_id=by_field(UUIDS),
+        name=by_field([None, "", *TEXTS]),
+        key=by_field(["", *TEXTS]),
+        window=by_field([*WINDOWS, None]),
+        max_requests_per_window=by_field(NUMBERS),
+        max_concurrent=by_field(NUMBERS),
+        jitter=by_field([*WINDOWS[:-1], None]),
+    ),
+    Case(
+        "update_quota_policy",
+        lambda world: {"quota_policy_id": quota_policy_id_of("bad input")},
+        quota_policy_id=by_field([None, *UUIDS]),
+        window=by_field(WINDOWS),
+        max_requests_per_window=by_field(NUMBERS[1:]),
+        max_concurrent=by_field(NUMBERS[1:]),
+        jitter=by_field(WINDOWS[:-1]),
+    ),
+    Case("read_quota_policy_limits", one_policy, quota_policy_id=by_field(["x", 5, "\0"])),
+    Case("get_quota_policy", one_policy, quota_policy_id=by_field(["x", 5, "\0"])),
+    Case("get_quota_policy", lambda world: {"name": "q"}, name=by_field(["", *TEXTS])),
+    Case(
+        "list_quota_policies",
+        lambda world: {},
+        name_prefix=by_field(TEXTS),
+        cursor=by_field(UUIDS),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "list_quota_keys",
+        one_policy,
+        quota_policy_id=by_field([None, *UUIDS]),
+        cursor=by_field([5, b"x", "\0", "\ud800"]),
+        limit=by_field(INTS),
+    ),
+    Case(
+        "check_admission",
+        lambda world: {**one_policy(world), **as_one(world)},
+        **ONE_ID,
+        quota_policy_id=by_field([None, *UUIDS]),
+        dimension=by_field([None, *TEXTS]),
+        window=by_field([*WINDOWS, None]),
+        rate_limit=by_field(NUMBERS),
+        concurrency_cap=by_field(NUMBERS),
+        jitter=by_field([*WINDOWS[:-1], None]),
+    ),
+    Case(
+        "release_admission",
+        lambda world: {**one_policy(world), **as_one(world)},
+        **ONE_ID,
+        quota_policy_id=by_field([None, *UUIDS]),
+    ),
+    Case(
+        "unblock_limited",
+        lambda world: {},
+        limit=by_field([*INTS, 0, 1001]),
+        after=by_field([5, "x", (), ("x", ""), (UUID(int=1), 5), (UUID(int=1), "\0"), (UUID(int=1), "", "")]),
+    ),
+    Case("reconcile_quotas", lambda world: {}, limit=by_field([*INTS, 0, 1001]), after=by_field(UUIDS)),
     Case("submit_hooks", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
     Case(
         "look_for_due",

@@ -141,6 +141,7 @@ class World:
     """One execution in each of the states that calls need, and the leases on them."""
 
     async def build(self, engine: ff.Engine, clock: Clock) -> None:
+        await engine.create_quota_policy(name="bad input")
         self.expired = await started(engine, lease_ttl=timedelta(seconds=1))
         await clock.advance(seconds=2)
         await engine.mark_lease_expired_if_due(self.expired.execution_id)

@@ -24,12 +24,12 @@ begin
         from (values
             ('keyed', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                             'enable_seqscan = off', 'jit = off'],
-                'block cancel cancel_as_operator change_priority claim_as_operator claim_granted complete complete_as_operator
+                'block cancel cancel_as_operator change_priority check_admission claim_as_operator claim_granted complete complete_as_operator
                  create_executions create_one create_waitpoint delay delay_as_operator deliver_signal
-                 deliver_signal_as_operator drop_frames fail fail_as_operator find heartbeat_worker issue_claim_grant issue_reclaim_grant
-                 mark_worker_dead open_wait park progress reclaim record_steps redact_execution refuse_signals register_worker release
-                 release_as_operator renew replay revoke_lease settle_wait signal_by_key stop_changed suspend unblock unwatch
-                 verify_grant
+                 deliver_signal_as_operator drop_frames fail fail_as_operator find expire_suspension heartbeat_worker issue_claim_grant issue_reclaim_grant
+                 mark_worker_dead open_wait park progress reclaim reconcile_quotas record_steps redact_execution refuse_signals register_worker release
+                 release_admission release_as_operator renew replay revoke_lease settle_wait signal_by_key stop_changed suspend unblock unblock_limited unwatch
+                 update_quota_policy verify_grant
                  wait_children wait_children_as_operator'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
                 'find_ids find_unserved list_children may_submit read_outcomes read_steps'),

@@ -1091,16 +1091,20 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
 from flowfabric.execution e join flowfabric.route r on r.id = e.route left join flowfabric.worker w on w.id = e.worker
 left join lateral (select x.budget_ids, x.quota_ids from flowfabric.limit_set x where x.digest = e.limits limit 1) s on true
 left join lateral (
-    select case when l.state in ('paused', 'disabled') then 'paused_by_policy' else 'waiting_for_capable_worker' end as reason,
-           case when l.state in ('paused', 'disabled') then 'lane ' || l.name || ' is ' || l.state
-                else concat('no live worker serves ', 'version ' || q.version || ' of ', q.kind, ' in lane ', q.lane,
-                            ' with ' || nullif(array_to_string(q.capabilities, ','), '')) end as detail,
-           case when l.state not in ('paused', 'disabled') then u.since end as since
-    from flowfabric.lane l
-    left join flowfabric.uncovered u
-        on u.route = coalesce(e.stop_route, e.pinned, e.route) and e.namespace <> all (u.served)
-    left join flowfabric.route q on q.id = u.route
-    where l.name = r.lane and (l.state in ('paused', 'disabled') or u.route is not null)
-      and e.state in ('waiting', 'resumable') and e.blocking_reason = 'waiting_for_worker'
+    select w.reason,
+           case when w.reason = 'paused_by_policy'
+                then 'lane ' || r.lane || ' is ' || (select l.state from flowfabric.lane l where l.name = r.lane)
+                else concat('no live worker serves ',
+                            'version ' || (select q.version from flowfabric.route q where q.id = e.pinned) || ' of ', r.kind,
+                            ' in lane ', r.lane, ' with ' || nullif(array_to_string(r.capabilities, ','), '')) end as detail,
+           case when w.reason <> 'paused_by_policy' then (
+               select u.since from flowfabric.uncovered u where u.route = coalesce(e.stop_route, e.pinned, e.route)) end as since
+    from (select case
+              when (select l.state from flowfabric.lane l where l.name = r.lane) in ('paused', 'disabled') then 'paused_by_policy'
+              when exists (select from flowfabric.uncovered u
+                           where u.route = coalesce(e.stop_route, e.pinned, e.route) and e.namespace <> all (u.served))
+                  then 'waiting_for_capable_worker' end as reason
+          where e.state in ('waiting', 'resumable') and e.blocking_reason = 'waiting_for_worker' offset 0) w
+    where w.reason is not null
       and not exists (select from flowfabric.claim_grant g where g.partition = e.partition and g.id = e.id
                       and g.expires_at > (select clock_timestamp() + c.shift from flowfabric.clock c))) h on true;

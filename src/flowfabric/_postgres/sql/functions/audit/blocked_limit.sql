@@ -4,12 +4,11 @@ create or replace function flowfabric.audit_blocked_limit(
 language sql stable as $$
     select 'blocked_limit', b.partition, b.id, b.blocking_reason
     from flowfabric.blocked b
+    left join flowfabric.execution e on e.partition = b.partition and e.id = b.id
+    left join flowfabric.limit_set l on l.digest = e.limits
     where b.partition between p_low and p_high and b.blocking_reason in ('waiting_for_budget', 'waiting_for_quota')
-      and (b.limit_id is null or b.limit_key is null or not exists (
-               select from flowfabric.execution e
-               left join lateral (select x.* from flowfabric.limit_set x where x.digest = e.limits limit 1) l on true
-               where e.partition = b.partition and e.id = b.id and e.state = 'rate_limited'
-                 and b.rank = flowfabric.rank_of(e.priority)
-                 and (b.limit_id = flowfabric.zero_uuid() or b.limit_id = any (l.budget_ids)
-                      or (b.limit_id, b.limit_key) in (select k.id, k.key from unnest(l.quota_ids, l.quota_keys) as k (id, key)))))
+      and not coalesce(e.state = 'rate_limited' and b.rank = flowfabric.rank_of(e.priority)
+              and (b.limit_id = flowfabric.zero_uuid() or b.limit_id = any (l.budget_ids)
+                   or (b.limit_id, b.limit_key) in (select k.id, k.key from unnest(l.quota_ids, l.quota_keys) as k (id, key))),
+              false)
 $$;

@@ -8,11 +8,12 @@ language sql stable as $$
     )
     select 'quota_slot_missing', e.partition, e.id, p.id::text
     from e
-    cross join lateral (select x.* from flowfabric.limit_set x where x.digest = e.limits limit 1) l
+    join flowfabric.limit_set l on l.digest = e.limits
     cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
     join flowfabric.quota_policy p on p.id = k.id
     where (p.max_requests > 0 or p.max_concurrent > 0)
       and p.updated_at < coalesce(e.attempt_resumed_at, e.attempt_started_at)
-      and not exists (select from flowfabric.quota_slot s where s.id = e.id and s.partition = e.partition
-                      and s.policy_id = k.id and s.key = k.key and s.until is null)
+      and not exists (select from (select x.* from flowfabric.quota_slot x
+                                   where x.id = e.id and x.partition = e.partition offset 0) s
+                      where s.policy_id = k.id and s.key = k.key and s.until is null)
 $$;

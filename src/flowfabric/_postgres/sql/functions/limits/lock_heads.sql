@@ -6,18 +6,21 @@ create or replace function flowfabric.lock_heads(p_policies uuid[], p_keys text[
 language plpgsql as $$
 declare
     v_locked text[];
-    v_missing boolean;
 begin
     for v_try in 1 .. 2 loop
         if p_wait then
             select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
             from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
-                  join flowfabric.quota_head h on h.policy_id = u.policy_id and h.key = u.key
-                  order by h.policy_id, h.key for no key update of h) x;
+                  cross join lateral (select y.ctid as tid from flowfabric.quota_head y
+                                      where y.policy_id = u.policy_id and y.key = u.key offset 0) f
+                  join flowfabric.quota_head h on h.ctid = f.tid   -- in the order given
+                  for no key update of h) x;
         else
             select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
             from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
-                  join flowfabric.quota_head h on h.policy_id = u.policy_id and h.key = u.key
+                  cross join lateral (select y.ctid as tid from flowfabric.quota_head y
+                                      where y.policy_id = u.policy_id and y.key = u.key offset 0) f
+                  join flowfabric.quota_head h on h.ctid = f.tid
                   for no key update of h skip locked) x;
         end if;
         exit when coalesce(cardinality(v_locked), 0) = cardinality(p_policies) or v_try = 2;

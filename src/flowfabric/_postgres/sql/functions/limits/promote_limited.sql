@@ -18,7 +18,10 @@ begin
     end if;
     select array_agg(x.tid), array_agg(x.partition), array_agg(x.id) into v_tids, v_partitions, v_ids
     from (select b.ctid as tid, b.partition, b.id
-          from flowfabric.blocked b join flowfabric.execution e on e.partition = b.partition and e.id = b.id
+          from flowfabric.blocked b
+          cross join lateral (select y.ctid as tid from flowfabric.execution y
+                              where y.partition = b.partition and y.id = b.id offset 0) f
+          join flowfabric.execution e on e.ctid = f.tid
           where b.limit_id = p_limit and b.limit_key = v_key and e.state = 'rate_limited'
             and (b.needs is null or flowfabric.budgets_cover(
                      (select l.budget_ids from flowfabric.limit_set l where l.digest = e.limits limit 1), b.needs))

@@ -33,11 +33,14 @@ begin
     else
         last_limit := p_after; last_key := p_after_key;
         while looked < p_limit loop
-            select b.limit_id, b.limit_key into v from flowfabric.blocked b
-            where b.limit_id is not null and (b.limit_id, b.limit_key) >= (last_limit, last_key)
-              and (looked = 0 and p_after = flowfabric.zero_uuid() and p_after_key = ''
-                   or (b.limit_id, b.limit_key) > (last_limit, last_key))
-            order by b.limit_id, b.limit_key limit 1;
+            if looked = 0 and (p_after, p_after_key) = (flowfabric.zero_uuid(), '') then
+                select b.limit_id, b.limit_key into v from flowfabric.blocked b
+                where b.limit_id is not null order by b.limit_id, b.limit_key limit 1;
+            else
+                select b.limit_id, b.limit_key into v from flowfabric.blocked b
+                where b.limit_id is not null and (b.limit_id, b.limit_key) > (last_limit, last_key)
+                order by b.limit_id, b.limit_key limit 1;
+            end if;
             exit when not found;
             last_limit := v.limit_id; last_key := v.limit_key;
             promoted := promoted + coalesce(flowfabric.open_limit(v.limit_id, v.limit_key, 1000, true), 0);
