@@ -407,7 +407,7 @@ create table flowfabric.quota_slot (
     partition   integer not null,
     policy_id   uuid not null,
     key         text collate "C" not null,
-    number      bigint generated always as identity,
+    number      bigint not null,             -- given out under the lock of the head, above those that exist
     admitted_at timestamptz not null,
     until       timestamptz,                 -- of a grant, or a direct caller: when it ends; null: with the run
     origin      text not null,               -- scheduler, direct

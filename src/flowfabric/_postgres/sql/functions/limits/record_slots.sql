@@ -12,7 +12,7 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         cross join lateral (select x.* from flowfabric.limit_set x where x.digest = e.limits limit 1) l
         cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
-        join flowfabric.quota_policy p on p.id = k.id and flowfabric.is_limiting(p)
+        join flowfabric.quota_policy p on p.id = k.id and (p.max_requests > 0 or p.max_concurrent > 0)
     ), entered as (
         insert into flowfabric.quota_entry as e (policy_id, key, id, partition, admitted_at)
         select a.policy_id, a.key, a.id, a.partition, p_now from admitted a
@@ -23,9 +23,12 @@ begin
         insert into flowfabric.limit_due (due_at, limit_id, key)
         select distinct p_until, a.policy_id, a.key from admitted a where p_until is not null and not a.lost
     )
-    insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
-    select a.id, a.partition, a.policy_id, a.key, p_now, case when not a.lost then p_until end, case when a.lost then 'override' else 'scheduler' end
+    insert into flowfabric.quota_slot as s (id, partition, policy_id, key, number, admitted_at, until, origin)
+    select a.id, a.partition, a.policy_id, a.key, f.number + row_number() over (partition by a.policy_id, a.key) - 1, p_now,
+           case when not a.lost then p_until end, case when a.lost then 'override' else 'scheduler' end
     from admitted a
+    join (select g.policy_id, g.key, flowfabric.next_slot(g.policy_id, g.key) as number
+          from (select distinct x.policy_id, x.key from admitted x) g offset 0) f on f.policy_id = a.policy_id and f.key = a.key
     on conflict (id, partition, policy_id) do update set until = excluded.until
     where s.until is distinct from excluded.until;
 end;

@@ -26,7 +26,8 @@ declare
     v_last_rank integer; v_last_at timestamptz; v_last_id uuid;
     -- The rows of a round.
     v_tids tid[]; v_partitions integer[]; v_ids uuid[]; v_limits bigint[]; v_lost boolean[];
-    v_take tid[]; v_took bigint[];
+    v_take tid[];
+    v_known bigint[] := '{}'; v_unknown bigint[];   -- limit sets whose limits were looked at
     v_slotted text[]; v_entered text[];
     -- Budgets: those that were read, and those that are exhausted.
     v_read uuid[] := '{}'; v_new uuid[]; v_shut uuid[] := '{}'; v_shut_details text[] := '{}';
@@ -35,7 +36,6 @@ declare
     v_names text[] := '{}'; v_busy text[] := '{}';
     v_rooms flowfabric.quota_room[] := '{}';
     v_room flowfabric.quota_room;
-    v_seen text[] := '{}';
     v_denied boolean; v_passes boolean; v_skips boolean;
     v_no integer; v_name text;
     v_places integer[];
@@ -54,10 +54,26 @@ begin
         exit when v_tids is null;
 
         -- Limits that were not looked at before.
-        select array_agg(distinct b.id) filter (where b.id <> all (v_read)) into v_new
-        from (select distinct u.limits from unnest(v_limits) as u (limits) where u.limits is not null) s
-        cross join lateral (select x.* from flowfabric.limit_set x where x.digest = s.limits limit 1) l
-        cross join lateral unnest(l.budget_ids) as b (id);
+        select array_agg(distinct u.limits) into v_unknown
+        from unnest(v_limits) as u (limits) where u.limits is not null and u.limits <> all (v_known);
+        v_new := null; v_new_policies := null;
+        if v_unknown is not null then
+            v_known := v_known || v_unknown;
+            select array_agg(distinct b.id) filter (where b.id <> all (v_read)) into v_new
+            from unnest(v_unknown) as s (limits)
+            cross join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = s.limits limit 1) l
+            cross join lateral unnest(l.budget_ids) as b (id);
+            select array_agg(n.id), array_agg(n.key) into v_new_policies, v_new_keys
+            from (select distinct p.id, k.key
+                  from unnest(v_unknown) as s (limits)
+                  cross join lateral (select x.quota_ids, x.quota_keys from flowfabric.limit_set x
+                                      where x.digest = s.limits limit 1) l
+                  cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
+                  join flowfabric.quota_policy p on p.id = k.id
+                  where (p.max_requests <> 0 or p.max_concurrent <> 0)
+                    and flowfabric.head_name(k.id, k.key) <> all (v_names)
+                  order by 1, 2) n;
+        end if;
         if v_new is not null then
             v_read := v_read || v_new;
             select v_shut || array_agg(x.budget_id order by x.budget_id),
@@ -66,14 +82,6 @@ begin
             from flowfabric.exhausted_budgets(v_new) x having count(*) > 0;
             v_shut := coalesce(v_shut, '{}'); v_shut_details := coalesce(v_shut_details, '{}');
         end if;
-        select array_agg(n.id), array_agg(n.key) into v_new_policies, v_new_keys
-        from (select distinct p.id, k.key
-              from (select distinct u.limits from unnest(v_limits) as u (limits) where u.limits is not null) s
-              cross join lateral (select x.* from flowfabric.limit_set x where x.digest = s.limits limit 1) l
-              cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
-              join flowfabric.quota_policy p on p.id = k.id
-              where flowfabric.is_limiting(p) and flowfabric.head_name(k.id, k.key) <> all (v_names)
-              order by 1, 2) n;
         if v_new_policies is not null then
             v_got := flowfabric.lock_heads(v_new_policies, v_new_keys, v_waits);
             select v_busy || coalesce(array_agg(flowfabric.head_name(u.policy, u.key)) filter (where not u.got), '{}'),
@@ -83,7 +91,7 @@ begin
             v_names := v_names || v_busy;
             v_rooms := array_cat(v_rooms, array_fill(null::flowfabric.quota_room, array[cardinality(v_names) - cardinality(v_rooms)]));
             v_now := flowfabric.now();
-            for v_room in select * from flowfabric.quota_rooms(v_new_policies, v_new_keys, v_now) loop
+            for v_room in select * from flowfabric.quota_rooms(v_new_policies, v_new_keys, p_limit, v_now) loop
                 v_names := v_names || flowfabric.head_name(v_room.policy_id, v_room.key);
                 v_rooms := v_rooms || v_room;
             end loop;
@@ -169,7 +177,7 @@ begin
                 -- Some were gone: their room is left.
                 for v_room in
                     select r.* from unnest(v_rooms) as h
-                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], v_now) as r
+                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], p_limit, v_now) as r
                     where h.policy_id is not null
                 loop
                     v_rooms[array_position(v_names, flowfabric.head_name(v_room.policy_id, v_room.key))] := v_room;
