@@ -127,6 +127,16 @@ async def test_a_claim_that_finds_work_makes_no_verdict(engine: CheckedEngine) -
     assert [await seen(engine, one) for one in (made, beside)] == [ELIGIBLE, ELIGIBLE]
 
 
+async def test_the_polls_of_a_process_that_sleeps_leave_the_verdict_to_the_duty(plain_engine: ff.Engine) -> None:
+    asleep = await plain_engine.sleep_for_work(["default", "side"], timedelta(minutes=1))
+    made = await needing(plain_engine, "gpu")
+    assert await plain_engine.claim_many(limit=1, **WORKER, asleep=asleep) == []
+    assert await plain_engine.claim_lanes({"default": 1, "side": 1}, limit=1, **WORKER, asleep=asleep) == []
+    assert await seen(plain_engine, made) == ELIGIBLE
+    assert await plain_engine.judge_routes() == 1
+    assert await seen(plain_engine, made) == BY_ROUTE
+
+
 async def test_a_claim_judges_the_ten_best_routes_it_cannot_serve_and_the_duty_all(engine: CheckedEngine) -> None:
     made = [await needing(engine, "gpu", execution_kind=f"k{n}", priority=n) for n in range(12)]
     await engine.claim(**WORKER)

@@ -7,7 +7,8 @@
 --          p_versioned: it has kinds with versions, in which executions begin.
 --          p_sleeper, p_asleep: the announcement of the process, if it has one; removed when there is work.
 --          p_namespace: the only namespace it takes from, not the default one; null: all of them.
---          p_judges: without work, say which routes no live worker covers (judge_for_claim).
+--          p_judges: without work, say which routes no live worker covers (judge_for_claim). The polls of a process that
+--          sleeps leave that to the duty.
 -- Locks    ready rows and their executions, skipping locked rows; it waits only for the quota policies of executions with
 --          limits (limits/take_admitted.sql), before it locks anything else.
 -- Returns  one row per lease, best first; no row without work.
@@ -59,7 +60,7 @@ begin
                  or flowfabric.serves(p_service, r.kind, r.version, r.not_for))
           order by f.route, f.rank, f.created_at, f.id) q;
     if v_routes is null then
-        if p_judges then
+        if p_judges and p_asleep is null then
             perform flowfabric.judge_for_claim(p_lane, v_kinds, p_capabilities, p_service);
         end if;
         return;
@@ -156,7 +157,7 @@ begin
     elsif v_created[v_first] < v_now - interval '5 seconds' and random() < 0.2 then
         perform flowfabric.raise_floors(p_lane, v_routes[v_first:v_first + 19]);
     end if;
-    if p_judges and cardinality(v_ids) = 0 then
+    if p_judges and p_asleep is null and cardinality(v_ids) = 0 then
         perform flowfabric.judge_for_claim(p_lane, v_kinds, p_capabilities, p_service);
     end if;
 end;

@@ -29,7 +29,7 @@ begin
             v_left := v_left - v_took;
         end loop;
     end loop;
-    if v_left = p_limit then
+    if v_left = p_limit and p_asleep is null then
         for i in 1 .. cardinality(p_lanes) loop
             perform flowfabric.judge_for_claim(p_lanes[i], p_kinds::text[], p_capabilities, p_service);
         end loop;
