@@ -128,6 +128,7 @@ def test_every_rule_of_the_audit_is_asked() -> None:
 NOT_SAMPLED = {
     "blocked_orphan", "cascade_row", "derived_route", "flow_summary", "grant_hides", "keystore", "lane_registered",
     "ready_below_floor", "ready_orphan", "registration_facts", "tag_rows", "timer_waitpoint", "timers", "times_finite",
+    "verdict_facts",
     "waiter_missed", "waits_for_nothing",
 }  # fmt: skip
 

@@ -53,6 +53,7 @@ _PRESENT = [
     "heartbeat_worker",
     "mark_worker_dead",
     "list_workers",
+    "claim_for_worker",
     "stream_durable_summary",
     "stream_best_effort_live",
     "budget_admin",
@@ -60,7 +61,6 @@ _PRESENT = [
 ]
 _LATER = [
     "quota_admin",
-    "claim_for_worker",
     "subscribe_lease_history",
     "subscribe_completion",
     "subscribe_signal_delivery",

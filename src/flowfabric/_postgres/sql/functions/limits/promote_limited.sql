@@ -92,7 +92,7 @@ begin
         return null;
     end if;
     v_now := flowfabric.now();
-    select r.* into v_room from flowfabric.quota_rooms(array[p_limit], array[p_key], v_now) r;
+    select r.* into v_room from flowfabric.quota_rooms(array[p_limit], array[p_key], p_most, v_now) r;
     if found then
         v_left := least(case when v_room.rate > 0 then v_room.rate_left end,
                         case when v_room.cap > 0 then v_room.slots_left end);

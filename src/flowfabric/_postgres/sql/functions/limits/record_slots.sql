@@ -1,7 +1,7 @@
 -- record_slots: the slots of executions that were admitted, and their entries in the windows of rates.
 --
--- Called under the locks of the executions and of the heads. An execution with a lost lease has its slot; if not, it gets
--- one unchecked. Takes p_slotted: policies and ids (with a space between) that had a slot before: their entry stays.
+-- Called under the locks of the executions and of the heads. An execution with a lost lease has its slot, whatever becomes of
+-- a grant to reclaim it; if not, it gets one unchecked. Takes p_slotted: policies and ids (with a space between) that had a slot before: their entry stays.
 create or replace function flowfabric.record_slots(
     p_partition integer[], p_id uuid[], p_slotted text[], p_until timestamptz, p_now timestamptz) returns void
 language plpgsql as $$
@@ -12,7 +12,7 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         cross join lateral (select x.* from flowfabric.limit_set x where x.digest = e.limits limit 1) l
         cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
-        join flowfabric.quota_policy p on p.id = k.id and flowfabric.is_limiting(p)
+        join flowfabric.quota_policy p on p.id = k.id and (p.max_requests > 0 or p.max_concurrent > 0)
     ), entered as (
         insert into flowfabric.quota_entry as e (policy_id, key, id, partition, admitted_at)
         select a.policy_id, a.key, a.id, a.partition, p_now from admitted a
@@ -21,11 +21,14 @@ begin
     ), due as (
         -- A grant that ends unused leaves its slot to another.
         insert into flowfabric.limit_due (due_at, limit_id, key)
-        select distinct p_until, a.policy_id, a.key from admitted a where p_until is not null
+        select distinct p_until, a.policy_id, a.key from admitted a where p_until is not null and not a.lost
     )
-    insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
-    select a.id, a.partition, a.policy_id, a.key, p_now, p_until, case when a.lost then 'override' else 'scheduler' end
+    insert into flowfabric.quota_slot as s (id, partition, policy_id, key, number, admitted_at, until, origin)
+    select a.id, a.partition, a.policy_id, a.key, f.number + row_number() over (partition by a.policy_id, a.key) - 1, p_now,
+           case when not a.lost then p_until end, case when a.lost then 'override' else 'scheduler' end
     from admitted a
+    join (select g.policy_id, g.key, flowfabric.next_slot(g.policy_id, g.key) as number
+          from (select distinct x.policy_id, x.key from admitted x) g offset 0) f on f.policy_id = a.policy_id and f.key = a.key
     on conflict (id, partition, policy_id) do update set until = excluded.until
     where s.until is distinct from excluded.until;
 end;

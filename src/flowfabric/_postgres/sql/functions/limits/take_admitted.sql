@@ -6,12 +6,13 @@
 -- the first round of a transaction waits for them; what later rounds find locked stays ready for the next claim.
 -- Once a limit denied a row, the call looks ahead over up to 1,000 rows and moves aside, in one statement, all that a limit
 -- known to be closed denies. A lost lease has its slot and passes.
--- Takes    the routes with their floors, as claim read them; p_until: when the slots end without a lease, for grants.
+-- Takes    the routes with their floors, as claim read them; p_namespace: null: all. p_until: of grants: when they expire, and
+--          their slots with them; the ready rows are hidden until then.
 -- Locks    heads of quota policies, then executions, skipping locked ones.
 -- Returns  the rows taken, as take_ready does; their slots and window entries are recorded.
 create or replace function flowfabric.take_admitted(
-    p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_limit integer, p_reclaim boolean,
-    p_until timestamptz, p_now timestamptz)
+    p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_limit integer,
+    p_reclaim boolean, p_until timestamptz, p_now timestamptz)
 returns flowfabric.taken
 language plpgsql as $$
 declare
@@ -25,7 +26,8 @@ declare
     v_last_rank integer; v_last_at timestamptz; v_last_id uuid;
     -- The rows of a round.
     v_tids tid[]; v_partitions integer[]; v_ids uuid[]; v_limits bigint[]; v_lost boolean[];
-    v_take tid[]; v_took bigint[];
+    v_take tid[];
+    v_known bigint[] := '{}'; v_unknown bigint[];   -- limit sets whose limits were looked at
     v_slotted text[]; v_entered text[];
     -- Budgets: those that were read, and those that are exhausted.
     v_read uuid[] := '{}'; v_new uuid[]; v_shut uuid[] := '{}'; v_shut_details text[] := '{}';
@@ -34,7 +36,6 @@ declare
     v_names text[] := '{}'; v_busy text[] := '{}';
     v_rooms flowfabric.quota_room[] := '{}';
     v_room flowfabric.quota_room;
-    v_seen text[] := '{}';
     v_denied boolean; v_passes boolean; v_skips boolean;
     v_no integer; v_name text;
     v_places integer[];
@@ -46,25 +47,33 @@ begin
         select array_agg(b.tid), array_agg(b.partition), array_agg(b.id), array_agg(b.limits), array_agg(b.lost),
                (array_agg(b.rank))[count(*)], (array_agg(b.created_at))[count(*)], (array_agg(b.id))[count(*)]
         into v_tids, v_partitions, v_ids, v_limits, v_lost, v_last_rank, v_last_at, v_last_id
-        from (select c.*
-              from unnest(p_routes, p_ranks, p_created, p_floors) as q (route, rank, created_at, id)
-              cross join lateral (
-                  select r.ctid as tid, r.rank, r.created_at, r.id, r.partition, r.limits, r.available_at is not null as lost
-                  from flowfabric.ready r
-                  where r.route = q.route and (r.rank, r.created_at, r.id) >= (q.rank, q.created_at, q.id)
-                    and (r.rank, r.created_at, r.id) > (v_rank, v_at, v_id)
-                    and (r.granted_until is null or r.granted_until <= v_now)
-                    and (r.deadline_at is null or r.deadline_at > v_now)
-                    and (r.available_at is null or (p_reclaim and r.available_at <= v_now))
-                  order by r.rank, r.created_at, r.id limit p_limit - cardinality(v_taken.ids)) c
+        from (select c.*, c.available_at is not null as lost
+              from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
+                                         p_limit - cardinality(v_taken.ids), p_reclaim, v_now) c
               order by c.rank, c.created_at, c.id limit p_limit - cardinality(v_taken.ids)) b;
         exit when v_tids is null;
 
         -- Limits that were not looked at before.
-        select array_agg(distinct b.id) filter (where b.id <> all (v_read)) into v_new
-        from (select distinct u.limits from unnest(v_limits) as u (limits) where u.limits is not null) s
-        cross join lateral (select x.* from flowfabric.limit_set x where x.digest = s.limits limit 1) l
-        cross join lateral unnest(l.budget_ids) as b (id);
+        select array_agg(distinct u.limits) into v_unknown
+        from unnest(v_limits) as u (limits) where u.limits is not null and u.limits <> all (v_known);
+        v_new := null; v_new_policies := null;
+        if v_unknown is not null then
+            v_known := v_known || v_unknown;
+            select array_agg(distinct b.id) filter (where b.id <> all (v_read)) into v_new
+            from unnest(v_unknown) as s (limits)
+            cross join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = s.limits limit 1) l
+            cross join lateral unnest(l.budget_ids) as b (id);
+            select array_agg(n.id), array_agg(n.key) into v_new_policies, v_new_keys
+            from (select distinct p.id, k.key
+                  from unnest(v_unknown) as s (limits)
+                  cross join lateral (select x.quota_ids, x.quota_keys from flowfabric.limit_set x
+                                      where x.digest = s.limits limit 1) l
+                  cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
+                  join flowfabric.quota_policy p on p.id = k.id
+                  where (p.max_requests <> 0 or p.max_concurrent <> 0)
+                    and flowfabric.head_name(k.id, k.key) <> all (v_names)
+                  order by 1, 2) n;
+        end if;
         if v_new is not null then
             v_read := v_read || v_new;
             select v_shut || array_agg(x.budget_id order by x.budget_id),
@@ -73,14 +82,6 @@ begin
             from flowfabric.exhausted_budgets(v_new) x having count(*) > 0;
             v_shut := coalesce(v_shut, '{}'); v_shut_details := coalesce(v_shut_details, '{}');
         end if;
-        select array_agg(n.id), array_agg(n.key) into v_new_policies, v_new_keys
-        from (select distinct p.id, k.key
-              from (select distinct u.limits from unnest(v_limits) as u (limits) where u.limits is not null) s
-              cross join lateral (select x.* from flowfabric.limit_set x where x.digest = s.limits limit 1) l
-              cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
-              join flowfabric.quota_policy p on p.id = k.id
-              where flowfabric.is_limiting(p) and flowfabric.head_name(k.id, k.key) <> all (v_names)
-              order by 1, 2) n;
         if v_new_policies is not null then
             v_got := flowfabric.lock_heads(v_new_policies, v_new_keys, v_waits);
             select v_busy || coalesce(array_agg(flowfabric.head_name(u.policy, u.key)) filter (where not u.got), '{}'),
@@ -90,7 +91,7 @@ begin
             v_names := v_names || v_busy;
             v_rooms := array_cat(v_rooms, array_fill(null::flowfabric.quota_room, array[cardinality(v_names) - cardinality(v_rooms)]));
             v_now := flowfabric.now();
-            for v_room in select * from flowfabric.quota_rooms(v_new_policies, v_new_keys, v_now) loop
+            for v_room in select * from flowfabric.quota_rooms(v_new_policies, v_new_keys, p_limit, v_now) loop
                 v_names := v_names || flowfabric.head_name(v_room.policy_id, v_room.key);
                 v_rooms := v_rooms || v_room;
             end loop;
@@ -168,7 +169,7 @@ begin
         end if;
 
         if cardinality(v_take) > 0 then
-            v_part := flowfabric.take_ready(v_take, null, null, null, null, p_limit, p_reclaim, v_now);
+            v_part := flowfabric.take_ready(v_take, null, null, null, null, p_limit, p_reclaim, p_until, v_now);
             if cardinality(v_names) > 0 and cardinality(v_part.ids) > 0 then
                 perform flowfabric.record_slots(v_part.partitions, v_part.ids, v_slotted, p_until, v_now);
             end if;
@@ -176,7 +177,7 @@ begin
                 -- Some were gone: their room is left.
                 for v_room in
                     select r.* from unnest(v_rooms) as h
-                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], v_now) as r
+                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], p_limit, v_now) as r
                     where h.policy_id is not null
                 loop
                     v_rooms[array_position(v_names, flowfabric.head_name(v_room.policy_id, v_room.key))] := v_room;
@@ -199,7 +200,7 @@ begin
                 from flowfabric.exhausted_budgets(v_new) x;
             end if;
             v_moved := v_moved + flowfabric.move_aside(
-                p_routes, p_ranks, p_created, p_floors, v_rank, v_at, v_id, v_shut, v_shut_details, v_names, v_rooms, v_now);
+                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_shut, v_shut_details, v_names, v_rooms, v_now);
         end if;
         exit when cardinality(v_taken.ids) >= p_limit;
         exit when v_moved > 0 and (cardinality(v_taken.ids) > 0 or clock_timestamp() > v_begun + interval '200 milliseconds');
