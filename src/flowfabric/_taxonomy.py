@@ -127,6 +127,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("step", "step_failed steps_changed", "terminal", 409),
     *_rows("wait", "wait_timed_out wait_overridden", "terminal", 409, code="no_signal"),
     *_rows("cursor", "cursor_ahead cursor_expired", "terminal", 400),
+    *_rows("subscription", "stream_disconnected", "retryable", 503),
     *_rows("timed_out", "timed_out", "terminal", 500, code="timeout"),
 )
 

@@ -33,6 +33,7 @@ UPWARDS = {
     "may_operate": {"complete_as_operator"},  # asks who may call it
     "give_back": {"gate"},
     "resume": {"gate"},
+    "log_worker": {"open_log"},
 }
 
 

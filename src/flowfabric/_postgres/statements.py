@@ -39,8 +39,8 @@ _INFO = (
 )
 _EVENT = (
     "seq, occurred_at, partition, id, flow_id, namespace, tags, lease_type, outcome, operator_type, signal_effect,"
-    " lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by, details,"
-    " parent_id, log_epoch"
+    " worker_type, lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by,"
+    " details, parent_id, lane, kind, log_epoch"
 )
 _SIGNAL = (
     "signal_id, signal_name, signal_category, source_type, source_identity, correlation_id, accepted_at, payload,"
@@ -419,9 +419,12 @@ SKIP_SCHEDULE = _rows("advance_schedule", "$1, $2, $3, null", "moved")
 
 # Events
 
-READ_EVENTS = _rows("read_events", 8, _EVENT)
+READ_EVENTS = _rows("read_events", 11, f"{_EVENT}, at_end, is_busy")
 LIST_EVENTS = _rows("list_events", 6, _EVENT)
-COUNT_EVENTS = _rows("count_events", 2, "seq, lease_type, outcome, operator_type, signal_effect, n, log_epoch")
+COUNT_EVENTS = _rows(
+    "count_events", 2, "seq, lease_type, outcome, operator_type, signal_effect, worker_type, n, log_epoch"
+)
+SLEEP_FOR_EVENTS = _value("sleep_for_events", 3, "until")
 BEGIN_EPOCH = _value("begin_epoch", 0, "begun")
 
 # Timers and the audit

@@ -7,7 +7,7 @@ several modules. `Engine` combines them all.
     keys         keys
     lanes        lanes
     workers      workers
-    events       events, watches
+    events       events, followers, subscriptions, watches
     leases       claims, leases
     grants       grants
     executions   executions, control, admission
@@ -50,6 +50,7 @@ from flowfabric.engine.siblings import Siblings
 from flowfabric.engine.signals import Signals
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.streams import Streams
+from flowfabric.engine.subscriptions import Subscriptions
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.timers import Timers
 from flowfabric.engine.vector import Vector
@@ -65,7 +66,7 @@ class Engine(
     Executions, Claims, Leases, Control, Steps, Streams, Watches,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
-    Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
+    Vector, Reads, Lanes, Workers, Schedules, Events, Subscriptions, Timers, Audits, Service,
     Admission, Grants, Edges,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

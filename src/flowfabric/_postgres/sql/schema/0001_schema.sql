@@ -747,7 +747,8 @@ create sequence flowfabric.event_number;
 select setval('flowfabric.event_number', 1);
 
 -- One row per transition. The lease, the completion and the operator family each show the rows that concern them,
--- so that the end of a leased execution is one row in two families.
+-- so that the end of a leased execution is one row in two families. Events of workers have no execution; their partition
+-- is 0, and `details` names the worker.
 create table flowfabric.event (
     seq                bigint not null default nextval('flowfabric.event_number'),
     occurred_at        timestamptz not null,
@@ -755,6 +756,7 @@ create table flowfabric.event (
     partition          integer not null,
     attempt_index      integer,
     worker             integer,                -- its number
+    route              integer,                -- of the execution: its lane and kind
     slot               smallint not null,      -- the segment of the ring
     id                 uuid,
     attempt_id         uuid,
@@ -769,7 +771,8 @@ create table flowfabric.event (
     reason             text,
     revoked_by         text,
     details            jsonb,
-    signal_effect      text                    -- signal family: what a delivery did
+    signal_effect      text,                   -- signal family: what a delivery did
+    worker_type        text                    -- worker family: registered, heartbeat, marked_dead, ttl_swept
 ) partition by list (slot);
 create table flowfabric.event_0 partition of flowfabric.event for values in (0);
 create table flowfabric.event_1 partition of flowfabric.event for values in (1);
@@ -806,6 +809,33 @@ create unlogged table flowfabric.watch (
     until     timestamptz not null,     -- real time, not the movable clock
     primary key (partition, id, topic, instance)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- Which processes follow the log and sleep, and until when at most: writers notify only these. Like `sleeper`, in real time,
+-- and a new row for each sleep.
+create unlogged table flowfabric.follower (
+    until    timestamptz not null,
+    instance uuid not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index follower_by_end on flowfabric.follower (until);
+
+-- Durable consumers of the log: up to which event each has acted. The transaction that acts moves the position, under the
+-- lock of the row; `instance` only says which process should try.
+create table flowfabric.consumer (
+    name       text collate "C" primary key,
+    created_at timestamptz not null,
+    instance   uuid,                    -- the process that works; null: none
+    until      timestamptz,             -- until when the others wait for it; real time, not the movable clock
+    host       text,                    -- where it runs
+    pid        integer,
+    families   integer not null,        -- which events it takes, for people: bits of families, and a filter
+    filter     jsonb not null,
+    position   bigint not null,         -- the last event that it has passed
+    epoch      bigint not null,         -- the epoch of the log that this position belongs to
+    handled    bigint not null default 0,   -- events that its function has got
+    moved_at   timestamptz,             -- when the position last moved
+    failures   integer not null default 0,  -- failed runs of its function since then
+    failure    text                     -- what the last of these said
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
 -- What a worker serves in its lanes, stored once for all workers that serve the same.
 create table flowfabric.service (
@@ -859,7 +889,7 @@ create table flowfabric.registration (
     primary key (namespace, worker_instance_id)
 ) with (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 
--- What happened to workers. They have no execution, so that the event log is not theirs.
+-- What happened to workers, for lists of one worker; followers find the same in the event log.
 create table flowfabric.worker_event (
     seq                bigint generated always as identity primary key,
     occurred_at        timestamptz not null,

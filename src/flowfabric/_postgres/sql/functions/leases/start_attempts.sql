@@ -43,9 +43,9 @@ begin
                       e.retries, e.reclaims, e.replays, e.has_inputs, flowfabric.durability_of(e.policy) as durability
         ), logged as (
             insert into flowfabric.event
-                (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
+                (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
                  attempt_id, attempt_index, worker, reason)
-            select v_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'acquired', s.lease_id, s.epoch,
+            select v_slot, s.route, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'acquired', s.lease_id, s.epoch,
                    s.attempt_id, 0, p_worker, p_reason
             from started s
         ), watched as (
@@ -146,9 +146,9 @@ begin
                        when e.attempt_type = 'reclaim' then 'reclaimed' else 'fresh' end as handle_kind
     ), logged as (
         insert into flowfabric.event
-            (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+            (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
              attempt_index, worker, reason, details)
-        select p_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags,
+        select p_slot, s.route, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags,
                case s.handle_kind when 'reclaimed' then 'reclaimed' else 'acquired' end,
                s.lease_id, case s.handle_kind when 'reclaimed' then s.epoch - 1 else s.epoch end, s.attempt_id,
                s.attempt_index, p_worker,

@@ -14,11 +14,10 @@ begin
         delete from flowfabric.registration r where r.ctid = any (array(
             select x.ctid from flowfabric.registration x where not flowfabric.is_alive(x, v_now)
             limit p_limit for update skip locked))
-        returning r.*
+        returning r as registration
     )
-    insert into flowfabric.worker_event (occurred_at, event, namespace, worker_instance_id, worker_id)
-    select v_now, 'ttl_swept', g.namespace, g.worker_instance_id, g.worker_id from gone g;
-    get diagnostics v_n = row_count;
+    select count(*) into v_n
+    from (select flowfabric.log_worker(g.registration, 'ttl_swept', null, v_now) from gone g offset 0) logged;
     return v_n;
 end;
 $$;
