@@ -158,7 +158,11 @@ class Subscription(Generic[T_co]):
 
     async def first_page(self) -> None:
         """Read the first page now: a cursor that is refused, or a database that is away, is the caller's error."""
-        page = await self._followers.read_once(self)
+        try:
+            page = await self._followers.read_once(self)
+        except BaseException:
+            self._end()
+            raise
         self._buffer.extend(page.events)
         self._read = page.cursor
         if page.at_end:
