@@ -596,9 +596,9 @@ async def test_a_subscription_that_nothing_refers_to_is_forgotten(plain: ff.Engi
 
 async def test_random_stops_and_resumes_lose_and_repeat_nothing(plain: ff.Engine) -> None:
     """A follower that stores the cursor after each event and begins again at random sees each event once."""
-    import random  # noqa: PLC0415
+    import random
 
-    chance = random.Random(7)  # noqa: S311
+    chance = random.Random(7)
     begin = cursor = await end_of_log(plain)
     seen: list[EventCursor] = []
     writing = asyncio.ensure_future(_write_many(plain, 40))

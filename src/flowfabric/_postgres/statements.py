@@ -424,6 +424,19 @@ LIST_EVENTS = _rows("list_events", 6, _EVENT)
 COUNT_EVENTS = _rows(
     "count_events", 2, "seq, lease_type, outcome, operator_type, signal_effect, worker_type, n, log_epoch"
 )
+REGISTER_CONSUMER = _rows("register_consumer", 6, "code, families, filter, log_position, log_epoch")
+TAKE_CONSUMER = _rows("take_consumer", 5, "code, log_position, log_epoch, left_ms, families, filter")
+MOVE_CONSUMER = _value("move_consumer", 5, "moved")
+FAIL_CONSUMER = _value("fail_consumer", 3, "told")
+LEAVE_CONSUMER = _value("leave_consumer", 2, "left")
+SET_CONSUMER = _value("set_consumer", 3, "moved")
+DELETE_CONSUMER = _value("delete_consumer", 1, "deleted")
+LIST_CONSUMERS = _rows(
+    "list_consumers",
+    0,
+    "name, created_at, instance, host, pid, families, filter, log_position, log_epoch, handled, moved_at, failures,"
+    " failure, lag, next_at, is_expired, retention",
+)
 SLEEP_FOR_EVENTS = _value("sleep_for_events", 3, "until")
 BEGIN_EPOCH = _value("begin_epoch", 0, "begun")
 

@@ -7,7 +7,7 @@ several modules. `Engine` combines them all.
     keys         keys
     lanes        lanes
     workers      workers
-    events       events, followers, subscriptions, watches
+    events       consumers, events, followers, subscriptions, watches
     leases       claims, leases
     grants       grants
     executions   executions, control, admission
@@ -32,6 +32,7 @@ from flowfabric.engine.audit import Audits
 from flowfabric.engine.cascades import Cascades
 from flowfabric.engine.children import Children
 from flowfabric.engine.claims import Claims
+from flowfabric.engine.consumers import Consumers
 from flowfabric.engine.control import Control
 from flowfabric.engine.edges import Edges
 from flowfabric.engine.events import Events
@@ -66,7 +67,7 @@ class Engine(
     Executions, Claims, Leases, Control, Steps, Streams, Watches,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
-    Vector, Reads, Lanes, Workers, Schedules, Events, Subscriptions, Timers, Audits, Service,
+    Vector, Reads, Lanes, Workers, Schedules, Consumers, Subscriptions, Events, Timers, Audits, Service,
     Admission, Grants, Edges,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import asyncpg
+
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_filter, check_int, check_limit
@@ -78,15 +80,15 @@ class Events(Operations):
 
     async def _read_log(self, choices: Sequence[Choice], after: EventCursor, limit: int) -> LogPage:
         """Read events that one of the choices takes."""
-        found = await self._fetch(
-            statements.READ_EVENTS,
-            *map(list, zip(*choices, strict=True)),
-            after.position,
-            after.epoch,
-            limit,
-            MOST_LOOKED_AT,
-            repeatable=True,
-        )
+        found = await self._fetch(statements.READ_EVENTS, *self._log_arguments(choices, after, limit), repeatable=True)
+        return self._page(found, after)
+
+    @staticmethod
+    def _log_arguments(choices: Sequence[Choice], after: EventCursor, limit: int) -> tuple[Any, ...]:
+        return *map(list, zip(*choices, strict=True)), after.position, after.epoch, limit, MOST_LOOKED_AT
+
+    @staticmethod
+    def _page(found: list[asyncpg.Record], after: EventCursor) -> LogPage:
         *events, end = found
         epoch = end["log_epoch"]
         items = [rows.event(row, epoch) for row in events]
