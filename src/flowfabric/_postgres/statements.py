@@ -28,14 +28,14 @@ CLAIMED = (
     "partition, id, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,"
     " lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,"
     " attempt_timeout_at, retries, reclaims, replays, upstreams, upstream_states, upstream_results, upstream_encodings,"
-    " durability_mode"
+    " durability_mode, has_steps"
 )
 _CREATED = "ordinal, code, id, state"
 _GRANT = "code, detail, state, lease_epoch, attempt_id, at, lane"
 _INFO = (
     "partition, id, namespace, lane, priority, kind, state, blocking_reason, blocking_detail, pending, resume_pending,"
     " lease_lost, attempts, attempt_index, created_at, started_at, completed_at, flow_id, node, parent_id, arguments,"
-    " version, stops"
+    " version, stops, forked_from, forked_before"
 )
 _EVENT = (
     "seq, occurred_at, partition, id, flow_id, namespace, tags, lease_type, outcome, operator_type, signal_effect,"
@@ -177,6 +177,7 @@ READ_STEPS = _rows(
     "partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,"
     " child_id, seconds, recorded_at, waitpoint_ids, outcome, flow_id, is_stray, is_unread",
 )
+FORK_EXECUTION = _rows("fork_execution", 9, "code, detail, copied")
 READ_STARTED = _rows("read_started", 2, f"{CLAIMED}, version")
 SUBMIT_CHILD = _rows("submit_child", 33, _CREATED)
 
@@ -437,6 +438,7 @@ LIST_CONSUMERS = _rows(
     "name, created_at, instance, host, pid, families, filter, log_position, log_epoch, handled, moved_at, failures,"
     " failure, lag, next_at, is_expired, retention",
 )
+SEEK_EVENTS = _rows("seek_events", 1, "log_position, log_epoch")
 SLEEP_FOR_EVENTS = _value("sleep_for_events", 3, "until")
 BEGIN_EPOCH = _value("begin_epoch", 0, "begun")
 

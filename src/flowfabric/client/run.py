@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
@@ -179,6 +179,13 @@ class Run(Generic[R_co]):
     async def replay(self, reason: str | None = None) -> None:
         """Run it again from the top; finished steps are kept unless it had succeeded."""
         await (await self._client()).replay(self.execution_id, reason=reason)
+
+    async def fork(
+        self, *, before: str | tuple[str, int] | None = None, payload: Mapping[str, Any] | None = None
+    ) -> Run[R_co]:
+        """Start a new execution that has the steps recorded before one, and does the rest anew. See `client.fork`."""
+        made = await (await self._client()).fork(self.execution_id, before=before, payload=payload)
+        return Run(made.execution_id, kind=self.kind, connector=self._app())
 
     async def waits(self) -> list[PendingWaitpoint]:
         """The waitpoints at which it can be signalled now."""

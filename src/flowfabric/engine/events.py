@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -11,7 +12,7 @@ from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_filter, check_int, check_limit
 from flowfabric.errors import InvalidInput
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import check_text, moment
 from flowfabric.values.event import FAMILIES, FAMILY_BITS, HEARTBEATS, Event, EventCounts, EventCursor, EventFilter
 from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_flow_id
 from flowfabric.values.page import Page, ScannerFilter
@@ -53,12 +54,12 @@ class LogPage(NamedTuple):
 
 
 class Events(Operations):
-    """read_events, list_events, count_events."""
+    """read_events, list_events, count_events, seek_events."""
 
     async def read_events(
         self,
         *,
-        family: str | None = None,
+        family: str | Sequence[str] | None = None,
         after: EventCursor | None = None,
         limit: int = 256,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
@@ -69,7 +70,8 @@ class Events(Operations):
         already read, and the events of one execution come in the order of its history. One call looks at 50,000 events
         at most: a page may be empty although events follow. `CursorRefused` if events after `after` are missing.
         """
-        chosen = choice_of(None if family is None else (family,), filter, field="family", heartbeats=True)
+        families = (family,) if isinstance(family, str) else family
+        chosen = choice_of(families, filter, field="family", heartbeats=True)
         start = after if after is not None else EventCursor()
         check_cursor(start)
         size = check_limit(limit, 10_000)
@@ -135,6 +137,11 @@ class Events(Operations):
                 if word is not None:
                     counts[word] = counts.get(word, 0) + row["n"]
         return EventCounts(cursor=EventCursor(found[-1]["seq"], found[-1]["log_epoch"]), **counted)
+
+    async def seek_events(self, at: datetime) -> EventCursor:
+        """Return a cursor that every event since a moment follows, and some older ones."""
+        row = await self._row(statements.SEEK_EVENTS, moment(at, "at"), repeatable=True)
+        return EventCursor(row["log_position"], row["log_epoch"])
 
 
 def check_cursor(after: EventCursor) -> tuple[int, int]:

@@ -97,6 +97,11 @@ class Subscription(Generic[T_co]):
         """How far it has read."""
         return self._read
 
+    @property
+    def waiting(self) -> int:
+        """How many events were read and not yet yielded."""
+        return len(self._buffer)
+
     def __aiter__(self) -> Self:
         return self
 

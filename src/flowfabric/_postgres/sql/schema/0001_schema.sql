@@ -104,6 +104,8 @@ create table flowfabric.execution (
     node             text,            -- its name in the flow, if it was submitted with one
     parent_id        uuid,            -- the execution whose handler submitted it, in the same partition
     keeps_children   boolean,         -- it was cancelled without its children
+    forked_from      uuid,            -- the execution whose steps it begins with
+    forked_before    text,            -- the step of that one before which it begins, for people
     idempotency_key  text,
     policy           json,            -- shorter than jsonb
     budget_ids       uuid[],
@@ -933,7 +935,8 @@ create type flowfabric.claimed as (
     lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
     flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
-    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text);
+    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text,
+    has_steps boolean);   -- a fork: its first run finds recorded steps
 
 -- The same with a code, ok or the refusal: the result of claims with a grant.
 create type flowfabric.granted as (
@@ -942,7 +945,8 @@ create type flowfabric.granted as (
     lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
     flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
-    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text);
+    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text,
+    has_steps boolean);   -- a fork: its first run finds recorded steps
 
 -- The results that upstreams pass to an execution: one instead of its input, and others beside it.
 create type flowfabric.inputs as (
@@ -1002,7 +1006,7 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        coalesce(e.started_at, e.attempt_started_at) as started_at,
        e.completed_at, e.transitioned_at,
        greatest(e.transitioned_at, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
-       r.lane, r.kind, r.capabilities, e.generation, e.node, e.parent_id,
+       r.lane, r.kind, r.capabilities, e.generation, e.node, e.parent_id, e.forked_from, e.forked_before,
        case when e.payload_encoding is null then substring(e.payload for 200) end as arguments,
        (select q.version from flowfabric.route q where q.id = e.pinned) as version,
        case when e.blocking_reason = 'waiting_for_capable_worker' and e.stop_epoch = e.epoch then e.stops end as stops,
