@@ -42,6 +42,7 @@ CASES = [*executions.CASES, *flows.CASES, *leases.CASES, *reads.CASES, *streams.
 NO_ARGUMENTS = {
     "close",
     "leave_lead",
+    "list_consumers",
     "list_leaders",
     "prepare",
     "ping",
@@ -55,7 +56,17 @@ NO_ARGUMENTS = {
     "capabilities",
     "list_waitpoint_hmac_kids",
 }
-NOT_CALLED = {"connect", "attach", "detach", "lost_wakeups", "wakeups", "is_plain", "mint_id"}
+NOT_CALLED = {
+    "connect",
+    "attach",
+    "detach",
+    "lost_wakeups",
+    "wakeups",
+    "is_plain",
+    "mint_id",
+    "event_wakeups",
+    "sleep_for_events",
+}
 
 
 def _attempts(world: World) -> Iterator[tuple[Case, str, Any, Any]]:

@@ -41,12 +41,14 @@ from flowfabric.errors import (
     StateError,
     StepFailed,
     StepsChanged,
+    StreamDisconnected,
     TaskFailed,
     TimedOut,
     TransportError,
     Unavailable,
     ValidationFailed,
 )
+from flowfabric.values.event import EventCursor
 from tests.each import each
 
 ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
@@ -63,6 +65,7 @@ FAMILIES = {
     "permission": NotAllowed,
     "timed_out": TimedOut,
     "cursor": CursorRefused,
+    "subscription": StreamDisconnected,
     "task": TaskFailed,
     "step": (StepFailed, StepsChanged),
     "wait": NoSignal,
@@ -181,6 +184,8 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return TimedOut("shutdown_prepare", 15_000)
         case "cursor":
             return CursorRefused(row.kind, "why", position=7)
+        case "subscription":
+            return StreamDisconnected("why", cursor=EventCursor(7))
         case "task" if row.kind == "purged":
             return Purged(ID)
         case "task":
@@ -269,7 +274,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 25 + len(beside)
+    assert len(classes) == 26 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")

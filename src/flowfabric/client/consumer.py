@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flowfabric.client.connector import Connector
 
 log = logging.getLogger("flowfabric.consumers")
-Handle = Callable[[Any, Sequence[Any]], Awaitable[None]]
+Handler = Callable[[Any, Sequence[Any]], Awaitable[None]]
 _TYPES: dict[str, Callable[[Event], Any]] = {
     "completion": completion_event,
     "lease": lease_event,
@@ -86,7 +86,7 @@ class Consumer:
         return f"Consumer({self.name!r})"
 
     async def run(
-        self, source: Engine | AsyncClient | Connector, handle: Handle, *, stop: asyncio.Event | None = None
+        self, source: Engine | AsyncClient | Connector, handle: Handler, *, stop: asyncio.Event | None = None
     ) -> None:
         """Act on events until `stop` is set or the task is cancelled.
 
@@ -122,7 +122,7 @@ class Consumer:
             with contextlib.suppress(FlowFabricError):
                 await asyncio.shield(engine.leave_consumer(self.name))
 
-    async def run_once(self, source: Engine | AsyncClient | Connector, handle: Handle) -> int:
+    async def run_once(self, source: Engine | AsyncClient | Connector, handle: Handler) -> int:
         """Act on the events that there are now; returns how many. None of them if another process works."""
         engine = await _engine_of(source)
         await self.register(engine)

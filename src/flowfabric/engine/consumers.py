@@ -22,7 +22,7 @@ from flowfabric.values.event import FAMILY_BITS, HEARTBEATS, Event, EventCursor
 from flowfabric.values.page import ScannerFilter
 
 _T = TypeVar("_T")
-Handle = Callable[[Any, Sequence[Any]], Awaitable[None]]
+Handler = Callable[[Any, Sequence[Any]], Awaitable[None]]
 
 
 class Consumed(NamedTuple):
@@ -77,7 +77,7 @@ class Consumers(Events):
     async def consume(
         self,
         name: str,
-        handle: Handle,
+        handle: Handler,
         *,
         make: Callable[[Event], Any] | None = None,
         limit: int = 100,
@@ -103,7 +103,7 @@ class Consumers(Events):
         self,
         connection: asyncpg.Connection[Any],
         name: str,
-        handle: Handle,
+        handle: Handler,
         make: Callable[[Event], Any] | None,
         limit: int,
         ms: int,
