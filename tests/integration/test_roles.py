@@ -44,7 +44,10 @@ READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
     read_events count_events seek_events
 """
-READ_AND_WORK = "read_started queued_siblings list_schedules list_workers list_worker_events list_versions list_leads list_consumers sleep_for_events"
+READ_AND_WORK = """
+    read_started queued_siblings list_schedules list_workers list_worker_events list_versions list_leads
+    list_consumers sleep_for_events
+"""
 SUBMIT = """
     create_one create_executions standing_executions create_flow grow_flow free_key watch unwatch fork_execution
     deliver_signal probe_waitpoint
