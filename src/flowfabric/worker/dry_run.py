@@ -147,7 +147,7 @@ class _DryRun(Running):
             self.verdict, self.why = verdict, why
 
     def waits(self) -> None:
-        """Every branch has come to the end of its record: a run of the same code has asked for all of it by now."""
+        """Every branch reached the end of its record: a run of the same code has asked for all of it by now."""
         memory = self.loaded_memory
         assert memory is not None
         if memory.missing and not self.tasks.has_cancelled:
@@ -185,7 +185,7 @@ class _DryRun(Running):
     async def summarize(self, patch: Any, **_: Any) -> None:
         await self.check()
 
-    def emit_soon(self, text: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+    def emit_soon(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
         """Nothing is stored."""
 
     async def end_of_flow(
