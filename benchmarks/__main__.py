@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from benchmarks import flows, scale, streams, tasks
+from benchmarks import events, flows, scale, streams, tasks
 from benchmarks.contestants import settings_of
 from benchmarks.crash import Crash
 from benchmarks.engine import DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs, FlowPinned
@@ -69,6 +69,7 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
             sizes.repetitions,
         ),
         *stream_groups(server, sizes),
+        *event_groups(server, sizes),
         *flow_groups(server, sizes),
         *scale_groups(server, sizes),
         *long_groups(server, sizes),
@@ -244,6 +245,24 @@ def stream_groups(server: Server, sizes: Sizes) -> list[Group]:
             sizes.repetitions,
         ),
         Group([streams.Tail(server, sizes)], sizes.repetitions),
+    ]
+
+
+def event_groups(server: Server, sizes: Sizes) -> list[Group]:
+    """Drains beside processes that follow the log, and followers beside bare pages."""
+    beside = {"alone": None, "followed": events.follower("filtered"), "firehose": events.follower("all")}
+    return [
+        Group(
+            [
+                WorkersDrain(
+                    server, f"events.drain_{name}", tasks.noops(sizes), sizes.jobs, **({"beside": one} if one else {})
+                )
+                for name, one in beside.items()
+            ],
+            sizes.repetitions,
+        ),
+        Group([events.Follow(server, sizes)], sizes.repetitions),
+        Group([events.Latency(server, sizes)], sizes.repetitions),
     ]
 
 

@@ -13,6 +13,7 @@ from flowfabric.app.logs import EmitHandler
 from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import Task
 from flowfabric.client import AsyncClient, Client, FlowRun, Run
+from flowfabric.client.consumer import Consumer
 from flowfabric.contracts.codecs import BindingCodec, Codec
 from flowfabric.contracts.signature import Data, provided
 from flowfabric.engine import Engine
@@ -60,6 +61,7 @@ __all__ = [
     "Cancelled",
     "Client",
     "Codec",
+    "Consumer",
     "Context",
     "Data",
     "DuplicateSignal",

@@ -129,6 +129,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows("wait", "wait_timed_out wait_overridden", "terminal", 409, code="no_signal"),
     *_rows("budget", "budget_hard_breach", "terminal", 409),
     *_rows("cursor", "cursor_ahead cursor_expired", "terminal", 400),
+    *_rows("subscription", "stream_disconnected", "retryable", 503),
     *_rows("timed_out", "timed_out", "terminal", 500, code="timeout"),
 )
 

@@ -19,6 +19,7 @@
     +-- WorkerAtCapacity         a worker has no free slot for a grant
     +-- NotAllowed               the database user lacks the role for this call
     +-- CursorRefused            events after the cursor are missing
+    +-- StreamDisconnected       a subscription ended: subscribe again with its cursor
     +-- TimedOut                 an operation of this library took too long
     +-- TaskFailed               the awaited execution ended without a result
     |   +-- Purged               it is no longer stored
@@ -368,6 +369,19 @@ class CursorRefused(FlowFabricError):
         self.position = position
         self.epoch = epoch
         super().__init__(kind, detail)
+
+
+class StreamDisconnected(FlowFabricError):
+    """A subscription of events ended: the database was away for too long, or the engine was closed.
+
+    `cursor` is where to continue: everything that matches up to it has been delivered.
+    """
+
+    family = "subscription"
+
+    def __init__(self, detail: str = "", *, cursor: Any) -> None:
+        self.cursor = cursor
+        super().__init__("stream_disconnected", detail)
 
 
 class TimedOut(FlowFabricError):

@@ -43,13 +43,14 @@ EVERY_ROLE = """
 """
 READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
-    read_events count_events list_held read_held count_held find_unreported
+    read_events count_events seek_events list_held read_held count_held find_unreported
 """
 READ_AND_WORK = """
     read_started queued_siblings list_schedules list_workers list_worker_events list_versions list_uncovered list_leads
+    list_consumers sleep_for_events
 """
 SUBMIT = """
-    create_one create_executions standing_executions create_flow grow_flow free_key watch unwatch
+    create_one create_executions standing_executions create_flow grow_flow free_key watch unwatch fork_execution
     deliver_signal probe_waitpoint
 """
 WORK = """
@@ -60,6 +61,7 @@ WORK = """
     submit_child submit_child_flow cancel_children
     append_frames count_emitted
     create_budget use_budgets pause_for_budget reset_due_budgets collect_ended reconcile_budgets
+    register_consumer take_consumer move_consumer fail_consumer leave_consumer
     take_lead leave_lead look_for_due run_timers sweep submit_hooks audit_sample repair_floors
     dispatch_cascades cascade_pending
     create_quota_policy check_admission release_admission unblock_limited reconcile_quotas
@@ -75,7 +77,7 @@ OPERATE = """
     read_waitpoint_token signal_by_key resume_execution expire_waitpoint expire_suspension run_one audit
     add_to_flow stage_edges apply_edge set_group_policy set_flow_tags resolve_dependency promote_blocked
     cancel_flow_header ack_cancel_member drain_siblings delete_flow
-    set_lane_state set_schedule_paused delete_schedule mark_worker_dead
+    set_lane_state set_schedule_paused delete_schedule mark_worker_dead set_consumer delete_consumer
     update_budget reset_budget release_budget report_usage_admin record_spend update_quota_policy
 """
 OWNER = {"seed_secret", "rotate_secret"}
@@ -714,7 +716,11 @@ async def test_no_answer_gives_away_the_fence_of_another_holder(
         for call, arguments in (
             ("find(null, null, null, null, null, null, null, null, null, null, null, null, 10, 1000, null, false)", ()),
             ("list_partition($1, null, 10)", (held.handle.partition,)),
-            ("read_events(null, 0, 0, 100, null, null, null, 1000)", ()),
+            (
+                "read_events(array[63], array[null], array[null], array[null], array[null::uuid],"
+                " array[null::uuid], array[null], 0, 0, 100, 1000)",
+                (),
+            ),
             ("list_events($1, $2, null, null, 100, 1000)", (held.handle.partition, held.handle.uuid)),
             ("list_expired_leases('infinity', null, null, 10, null)", ()),
             ("list_attempts($1, $2)", (held.handle.partition, held.handle.uuid)),

@@ -334,6 +334,18 @@ def fresh() -> dict[str, Any]:
 
 
 # Operation, what must be there before, the call.
+async def consumer(engine: ff.Engine, clock: Clock) -> None:
+    await engine.register_consumer("c")
+
+
+async def followed(engine: ff.Engine, name: str) -> None:
+    await (await getattr(engine, name)()).aclose()
+
+
+async def ignored(*_: Any) -> None:
+    """What a consumer does with events."""
+
+
 OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "create_execution": (nothing, lambda e, _: e.create_execution(execution_kind="test", delay_until=timedelta(1))),
     "create_many": (nothing, lambda e, _: e.create_many(new(50))),
@@ -511,6 +523,27 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "set_lane_state": (nothing, lambda e, _: e.set_lane_state("other", "paused")),
     "lane_stats": (waiting, lambda e, _: e.lane_stats()),
     "read_events": (state("A"), lambda e, _: e.read_events()),
+    "seek_events": (state("A"), lambda e, _: e.seek_events(datetime.now(UTC))),
+    "sleep_for_events": (nothing, lambda e, _: e.sleep_for_events(1.0, None)),
+    **{
+        name: (state("A"), lambda e, _, name=name: followed(e, name))
+        for name in (
+            "follow",
+            "subscribe_completion",
+            "subscribe_lease_history",
+            "subscribe_signal_delivery",
+            "subscribe_operator_events",
+            "subscribe_worker_events",
+        )
+    },
+    "register_consumer": (nothing, lambda e, _: e.register_consumer("c")),
+    "consume": (consumer, lambda e, _: e.consume("c", ignored)),
+    "fail_consumer": (consumer, lambda e, _: e.fail_consumer("c", "x")),
+    "leave_consumer": (consumer, lambda e, _: e.leave_consumer("c")),
+    "set_consumer": (consumer, lambda e, _: e.set_consumer("c", None)),
+    "delete_consumer": (consumer, lambda e, _: e.delete_consumer("c")),
+    "list_consumers": (consumer, lambda e, _: e.list_consumers()),
+    "fork_execution": (waiting, lambda e, at: e.fork_execution(at, before_step=None)),
     "mark_lease_expired_if_due": (state("A"), lambda e, at: e.mark_lease_expired_if_due(at.id)),
     "promote_delayed": (state("D.1"), lambda e, at: e.promote_delayed(at.id)),
     "expire_execution": (state("A"), lambda e, at: e.expire_execution(at.id, "execution_deadline")),
@@ -646,7 +679,8 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "server_time_ms": (nothing, lambda e, _: e.server_time_ms()),
 }
 # Three statements for a picture; and one for each flow whose members are cancelled, after the one that finds it.
-MORE = {"read_flow_graph": 3, "reconcile_cancellations": 2}
+# A consumer begins, takes its turn, reads, and commits.
+MORE = {"read_flow_graph": 3, "reconcile_cancellations": 2, "consume": 4}
 # What is not an operation on the database.
 OTHERS = {"connect", "close", "shutdown_prepare"}
 

@@ -51,6 +51,7 @@ CASES = [
 NO_ARGUMENTS = {
     "close",
     "leave_lead",
+    "list_consumers",
     "list_leaders",
     "prepare",
     "ping",
@@ -64,7 +65,17 @@ NO_ARGUMENTS = {
     "capabilities",
     "list_waitpoint_hmac_kids",
 }
-NOT_CALLED = {"connect", "attach", "detach", "lost_wakeups", "wakeups", "is_plain", "mint_id"}
+NOT_CALLED = {
+    "connect",
+    "attach",
+    "detach",
+    "lost_wakeups",
+    "wakeups",
+    "is_plain",
+    "mint_id",
+    "event_wakeups",
+    "sleep_for_events",
+}
 
 
 def _attempts(world: World) -> Iterator[tuple[Case, str, Any, Any]]:

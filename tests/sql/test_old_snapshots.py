@@ -12,14 +12,14 @@ from tests.support import WORKER, submit
 
 # They write, and need not see what was committed after their snapshot: a hint, a row of their own, or a submission.
 _ANY_SNAPSHOT: str = """
-    create_executions create_one create_flow grow_flow register_lanes register_service sleep_for_work look_for_due
-    leave_lead watch unwatch put_schedule delete_schedule set_schedule_paused advance_schedule claim_lanes
-    audit_sample begin_epoch repair_floors
+    create_executions create_one create_flow grow_flow register_lanes register_service sleep_for_work
+    sleep_for_events look_for_due leave_lead watch unwatch put_schedule delete_schedule set_schedule_paused
+    advance_schedule claim_lanes audit_sample begin_epoch repair_floors
 """
 # They read the present, and only read.
 _READS: str = """
     server_now server_time_ms lane_stats due_schedules next_schedule due_cancellations standing_executions
-    list_pending_waitpoints verify_grant list_workers find_unserved list_versions list_leads read_summary
+    list_pending_waitpoints verify_grant list_workers find_unserved list_versions list_leads list_consumers read_summary
 """
 
 

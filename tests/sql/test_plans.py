@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -536,6 +536,7 @@ CALLS = [
     Call("record_steps", N, lambda g: g.engine.record_steps(
         [(g.stepped.handle, NewStep(name=f"new {n}")) for n in range(N)])),
     Call("record_steps", N, lambda g: g.engine.record_steps([(one.handle, NewStep(name="new")) for one in g.held])),
+    Call("fork_execution", 100, lambda g: g.engine.fork_execution(g.done[3].execution_id, before_step=None)),
     Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id])),
     Call("read_steps", N, lambda g: g.engine.read_steps(ids(g.held))),
     # streams
@@ -732,6 +733,30 @@ CALLS = [
     Call("advance_schedule", 1, lambda g: g.fire([])),
     # events
     Call("read_events", 256, lambda g: g.engine.read_events(after=EventCursor(2000))),
+    Call("seek_events", 100, lambda g: g.engine.seek_events(datetime.now(UTC))),
+    Call("sleep_for_events", 1, lambda g: g.engine.sleep_for_events(1.0, None)),
+    Call("register_consumer", 10, lambda g: g.engine.register_consumer("new")),
+    *(
+        Call(name, 2, call, lambda g: g.engine.register_consumer("c", start=EventCursor(2000)))
+        for name, call in {
+            "take_consumer": lambda g: g.engine._fetch(
+                statements.TAKE_CONSUMER, "c", g.engine.instance, 1000, "host", 1
+            ),
+            "move_consumer": lambda g: g.engine._fetch(
+                statements.MOVE_CONSUMER, "c", g.engine.instance, 2100, 0, 100
+            ),
+            "fail_consumer": lambda g: g.engine.fail_consumer("c", "x"),
+            "leave_consumer": lambda g: g.engine.leave_consumer("c"),
+            "set_consumer": lambda g: g.engine.set_consumer("c", EventCursor(2100)),
+            "delete_consumer": lambda g: g.engine.delete_consumer("c"),
+        }.items()
+    ),
+    Call(
+        "list_consumers",
+        11 * 1000,
+        lambda g: g.engine.list_consumers(),
+        lambda g: g.engine.register_consumer("c", start=EventCursor(2000)),
+    ),
     Call("list_events", 10 * N, lambda g: g.engine.list_events(g.done[3].execution_id)),
     Call("count_events", 10 * N, lambda g: g.engine.count_events(EventCursor(2000))),
     # timers and the audit

@@ -165,7 +165,9 @@ async def test_an_escalated_suspension_stays_open_and_can_be_signalled(world: Su
     assert (listed.reason, listed.timeout_at) == ("waiting_for_operator_review", None)
     assert await outcome(world.engine.expire_suspension(wait.id)) == "not_yet_due"
     (event,) = [e for e in await world.events(wait) if e.operator_type == "suspension_escalated"]
-    assert event.details == {"reason_code": "waiting_for_approval"}
+    assert event.details is not None
+    assert set(event.details) == {"reason_code", "suspension_id", "timeout_at"}
+    assert event.details["reason_code"] == "waiting_for_approval"
     assert (await world.accept(wait, "a")).effect == APPENDED
     assert (await world.accept(wait, "b")).effect == SATISFIED
 

@@ -42,6 +42,7 @@ from flowfabric.errors import (
     StateError,
     StepFailed,
     StepsChanged,
+    StreamDisconnected,
     TaskFailed,
     TimedOut,
     TransportError,
@@ -49,6 +50,7 @@ from flowfabric.errors import (
     ValidationFailed,
     WorkerAtCapacity,
 )
+from flowfabric.values.event import EventCursor
 from tests.each import each
 
 ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
@@ -66,6 +68,7 @@ FAMILIES = {
     "permission": NotAllowed,
     "timed_out": TimedOut,
     "cursor": CursorRefused,
+    "subscription": StreamDisconnected,
     "task": TaskFailed,
     "step": (StepFailed, StepsChanged),
     "wait": NoSignal,
@@ -187,6 +190,8 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return TimedOut("shutdown_prepare", 15_000)
         case "cursor":
             return CursorRefused(row.kind, "why", position=7)
+        case "subscription":
+            return StreamDisconnected("why", cursor=EventCursor(7))
         case "task" if row.kind == "purged":
             return Purged(ID)
         case "task":

@@ -1220,6 +1220,7 @@ async def test_reports_of_held_work_wait_and_renewals_pass() -> None:
             word in str(parameter.annotation)
             for parameter in inspect.signature(member).parameters.values()
             for word in ("Handle", "Authority", "Failure")
+            if "Handler" not in str(parameter.annotation)
         )
     } - {"cancel"}  # operators cancel too
     assert {"complete", "complete_many", "fail_many", "record_steps", "park", "submit_child", "release"} <= holding

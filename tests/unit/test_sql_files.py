@@ -42,6 +42,7 @@ UPWARDS = {
     "stop_changed": {"end_reservations"},
     "give_up_lease": {"end_reservations"},
     "resume": {"gate"},
+    "log_worker": {"open_log"},
 }
 
 

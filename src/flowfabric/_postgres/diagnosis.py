@@ -388,6 +388,31 @@ async def _changed_code(connection: asyncpg.Connection[Any]) -> Finding:
     return Finding(name, "ok", none)
 
 
+async def _consumers(connection: asyncpg.Connection[Any]) -> Finding:
+    name = "consumers"
+    try:
+        found = await connection.fetch(
+            "select name, lag, next_at, is_expired, retention, failures, flowfabric.server_now() as now"
+            " from flowfabric.list_consumers()"
+        )
+    except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
+        return Finding(name, "ok", "unknown until the schema is installed")
+    except asyncpg.InsufficientPrivilegeError:
+        return Finding(name, "ok", "this user may not list them")
+    if expired := [row["name"] for row in found if row["is_expired"]]:
+        advice = "`flowfabric consumers set NAME --to start` continues with the oldest event that is kept"
+        return Finding(name, "problem", f"events were removed before these read them: {', '.join(expired[:5])}", advice)
+    late = [row for row in found if row["next_at"] is not None and row["now"] - row["next_at"] > row["retention"] / 2]
+    if late:
+        listed = ", ".join(f"{row['name']} ({row['lag']:,} events)" for row in late[:5])
+        advice = "run them, or raise event_retention: events that are older than it are removed"
+        return Finding(name, "warning", f"behind by more than half the retention of the event log: {listed}", advice)
+    if failing := [row for row in found if row["failures"]]:
+        listed = ", ".join(f"{row['name']} ({row['failures']:,} times)" for row in failing[:5])
+        return Finding(name, "warning", f"their function fails: {listed}", "`flowfabric consumers` says why")
+    return Finding(name, "ok", f"{len(found):,}, none is late" if found else "none")
+
+
 CHECKS: tuple[Check, ...] = (
     _server,
     _schema,
@@ -402,6 +427,7 @@ CHECKS: tuple[Check, ...] = (
     _prepared_transactions,
     _workers,
     _changed_code,
+    _consumers,
     _duties,
 )
 

@@ -28,19 +28,19 @@ CLAIMED = (
     "partition, id, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,"
     " lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,"
     " attempt_timeout_at, retries, reclaims, replays, upstreams, upstream_states, upstream_results, upstream_encodings,"
-    " durability_mode"
+    " durability_mode, has_steps"
 )
 _CREATED = "ordinal, code, id, state"
 _GRANT = "code, detail, state, lease_epoch, attempt_id, at, lane"
 _INFO = (
     "partition, id, namespace, lane, priority, kind, state, blocking_reason, blocking_detail, pending, resume_pending,"
     " lease_lost, attempts, attempt_index, created_at, started_at, completed_at, flow_id, node, parent_id, arguments,"
-    " version, stops"
+    " version, stops, forked_from, forked_before"
 )
 _EVENT = (
     "seq, occurred_at, partition, id, flow_id, namespace, tags, lease_type, outcome, operator_type, signal_effect,"
-    " lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by, details,"
-    " parent_id, log_epoch"
+    " worker_type, lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by,"
+    " details, parent_id, lane, kind, log_epoch"
 )
 _SIGNAL = (
     "signal_id, signal_name, signal_category, source_type, source_identity, correlation_id, accepted_at, payload,"
@@ -182,6 +182,7 @@ READ_STEPS = _rows(
     "partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,"
     " child_id, seconds, recorded_at, waitpoint_ids, outcome, flow_id, is_stray, is_unread",
 )
+FORK_EXECUTION = _rows("fork_execution", 9, "code, detail, copied")
 READ_STARTED = _rows("read_started", 2, f"{CLAIMED}, version")
 SUBMIT_CHILD = _rows("submit_child", 33, _CREATED)
 
@@ -484,9 +485,26 @@ SKIP_SCHEDULE = _rows("advance_schedule", "$1, $2, $3, null", "moved")
 
 # Events
 
-READ_EVENTS = _rows("read_events", 8, _EVENT)
+READ_EVENTS = _rows("read_events", 11, f"{_EVENT}, at_end, is_busy")
 LIST_EVENTS = _rows("list_events", 6, _EVENT)
-COUNT_EVENTS = _rows("count_events", 2, "seq, lease_type, outcome, operator_type, signal_effect, n, log_epoch")
+COUNT_EVENTS = _rows(
+    "count_events", 2, "seq, lease_type, outcome, operator_type, signal_effect, worker_type, n, log_epoch"
+)
+REGISTER_CONSUMER = _rows("register_consumer", 6, "code, families, filter, log_position, log_epoch")
+TAKE_CONSUMER = _rows("take_consumer", 5, "code, log_position, log_epoch, left_ms, families, filter")
+MOVE_CONSUMER = _value("move_consumer", 5, "moved")
+FAIL_CONSUMER = _value("fail_consumer", 3, "told")
+LEAVE_CONSUMER = _value("leave_consumer", 2, "left")
+SET_CONSUMER = _value("set_consumer", 3, "moved")
+DELETE_CONSUMER = _value("delete_consumer", 1, "deleted")
+LIST_CONSUMERS = _rows(
+    "list_consumers",
+    0,
+    "name, created_at, instance, host, pid, families, filter, log_position, log_epoch, handled, moved_at, failures,"
+    " failure, lag, next_at, is_expired, retention",
+)
+SEEK_EVENTS = _rows("seek_events", 1, "log_position, log_epoch")
+SLEEP_FOR_EVENTS = _value("sleep_for_events", 3, "until")
 BEGIN_EPOCH = _value("begin_epoch", 0, "begun")
 
 # Timers and the audit

@@ -15,11 +15,13 @@ import flowfabric
 from flowfabric.cli import (
     budgets,
     check,
+    consumers,
     control,
     db,
     dev,
     doctor,
     erase,
+    events,
     failures,
     flow,
     keys,
@@ -74,14 +76,17 @@ app.command("summary", rich_help_panel=_INSPECT)(tail.summary)
 app.command("waits", rich_help_panel=_INSPECT)(waits.waits)
 app.command("failures", rich_help_panel=_INSPECT)(failures.failures)
 app.command("top", rich_help_panel=_INSPECT)(top.top)
+app.command("events", rich_help_panel=_INSPECT)(events.events)
 app.command("check", rich_help_panel=_INSPECT)(check.check)
 app.command("export", rich_help_panel=_INSPECT)(check.export)
 app.add_typer(workers.app, name="workers", rich_help_panel=_INSPECT)
+app.add_typer(consumers.app, name="consumers", rich_help_panel=_INSPECT)
 app.add_typer(flow.app, name="flow", rich_help_panel=_INSPECT)
 app.command("cancel", rich_help_panel=_CHANGE)(control.cancel)
 app.command("fail", rich_help_panel=_CHANGE)(control.fail)
 app.command("unblock", rich_help_panel=_CHANGE)(control.unblock)
 app.command("replay", rich_help_panel=_CHANGE)(control.replay)
+app.command("fork", rich_help_panel=_CHANGE)(control.fork)
 app.command("priority", rich_help_panel=_CHANGE)(control.priority)
 app.command("approve", rich_help_panel=_CHANGE)(signals.approve)
 app.command("reject", rich_help_panel=_CHANGE)(signals.reject)

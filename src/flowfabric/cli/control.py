@@ -1,4 +1,4 @@
-"""`flowfabric cancel`, `fail`, `unblock`, `replay`, `priority`: change executions."""
+"""`flowfabric cancel`, `fail`, `unblock`, `replay`, `fork`, `priority`: change executions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._filters import Filter, filtered
 from flowfabric.cli._options import Dsn, Id, Ids, Json, Yes, login_name
 from flowfabric.cli._pages import PAGE
-from flowfabric.errors import NotFound
+from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.lease import Operator
 
 if TYPE_CHECKING:
@@ -168,6 +168,68 @@ async def _failed_children(engine: Engine, targets: Sequence[ExecutionId]) -> st
         _output.note(f"its {what} {_output.printable(one.name)} {one.state}: `{command} {one.id}` runs it again")
     words = "a child failed and stays" if len(failed) == 1 else f"{len(failed):,} children failed and stay"
     return f"{words} failed, so the parent may fail again: replay the parent alone?"
+
+
+def fork(
+    execution: Id,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--before",
+            metavar="STEP",
+            help="Keep the steps recorded before this one. Default: all of them.",
+            show_default=False,
+        ),
+    ] = None,
+    use: Annotated[
+        int, typer.Option("--use", metavar="N", help="Which use of that name in the handler; 1 is the first.", min=1)
+    ] = 1,
+    payload: Annotated[
+        str | None,
+        typer.Option(
+            "--payload",
+            metavar="JSON",
+            help="All arguments, as one JSON object. Default: the same.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Start a new execution that has the steps recorded before one, and does the rest anew.
+
+    The other one is not changed. Results of children are kept; waits are asked again.
+    """
+
+    async def work(engine: Engine) -> None:
+        target = await resolve(engine, execution)
+        try:
+            made = await engine.fork_execution(
+                target,
+                before_step=None if before is None else (before, use - 1),
+                payload=None if payload is None else _object(payload),
+                creator_identity=login_name() or "",
+            )
+        except NotFound:
+            raise await missing(engine, target) from None
+        if json:
+            _output.document({"execution_id": made, "forked_from": target, "forked_before": before})
+        else:
+            _output.say(f"{made} forks {target}" + ("" if before is None else f" before {before}"))
+
+    ask(dsn, work)
+
+
+def _object(text: str) -> bytes:
+    import msgspec  # noqa: PLC0415
+
+    try:
+        found = msgspec.json.decode(text.encode())
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidInput(f"not JSON: {error}", field="--payload", allowed="a JSON object of arguments") from None
+    if not isinstance(found, dict):
+        raise InvalidInput(f"got {text[:40]!r}", field="--payload", allowed="a JSON object of arguments")
+    return msgspec.json.encode(found)
 
 
 def priority(

@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
+import msgspec
+
 from flowfabric.client import current
 from flowfabric.client.budgets import Budgeting
 from flowfabric.client.bulk import BulkSubmitting
+from flowfabric.client.run import Run
 from flowfabric.client.signals import Signalling
 from flowfabric.engine.reads import Place
-from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, Unavailable
 from flowfabric.values.attempt import Cancelled
 from flowfabric.values.execution import ExecutionInfo
 from flowfabric.values.flow import FlowInfo
@@ -136,6 +139,48 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
     async def replay(self, execution_id: str | ExecutionId, *, reason: str | None = None) -> None:
         """Run an ended execution again; finished steps are kept unless it had succeeded."""
         await self.engine.replay_execution(parse_execution_id(execution_id), reason=reason)
+
+    async def fork(
+        self,
+        execution_id: str | ExecutionId,
+        *,
+        before: str | tuple[str, int] | None = None,
+        payload: Mapping[str, Any] | None = None,
+    ) -> Run[Any]:
+        """Start a new execution with the steps that another one recorded before a step; it does the rest anew.
+
+        `before` is the step's name, or the name and how often it was used before; None keeps every step. `payload`
+        replaces arguments by name, and the others stay. The other one is not changed. `InvalidInput` if the step was
+        never recorded, or an argument does not fit the task.
+        """
+        target = parse_execution_id(execution_id)
+        step = (before, 0) if isinstance(before, str) else before
+        if self.codecs.binds:
+            raise Unavailable("fork", "the app's codecs bind recorded steps to their execution")
+        sealed: tuple[bytes | None, str | None] = (None, None)
+        kind = None
+        if payload is not None:
+            if not isinstance(payload, Mapping):
+                raise InvalidInput(f"got {type(payload).__name__}", field="payload", allowed="arguments by name")
+            try:
+                context = await self.engine.read_execution_context(target)
+            except InvalidInput:
+                raise NotFound("execution", target) from None
+            kind = context.execution_kind
+            task = self._task(kind)
+            stored = self.codecs.open(context.input_payload, context.payload_encoding, target)
+            known: Any = msgspec.json.decode(stored) if stored else {}
+            if not isinstance(known, dict) or known.keys() - task.parameter_names:
+                known = {}  # of a node whose arguments are results of others: all must be given
+            sealed = self.codecs.seal(task.signature.encode((), {**known, **payload}), None)
+        made = await self.engine.fork_execution(
+            target,
+            before_step=step,
+            payload=sealed[0],
+            payload_encoding=sealed[1],
+            creator_identity=f"fork of {target}",
+        )
+        return Run(made, kind=kind, connector=self._connector)
 
     async def fail(self, execution_id: str | ExecutionId, reason: str = "failed by an operator") -> None:
         """Fail an execution for good that runs, or that waits because its code changed; it is not retried.

@@ -191,6 +191,13 @@ class Run(Generic[R_co]):
         """Run it again from the top; finished steps are kept unless it had succeeded."""
         await (await self._client()).replay(self.execution_id, reason=reason)
 
+    async def fork(
+        self, *, before: str | tuple[str, int] | None = None, payload: Mapping[str, Any] | None = None
+    ) -> Run[R_co]:
+        """Start a new execution that has the steps recorded before one, and does the rest anew. See `client.fork`."""
+        made = await (await self._client()).fork(self.execution_id, before=before, payload=payload)
+        return Run(made.execution_id, kind=self.kind, connector=self._app())
+
     async def waits(self) -> list[PendingWaitpoint]:
         """The waitpoints at which it can be signalled now."""
         return await (await self._client()).waitpoints_of(self.execution_id)

@@ -171,6 +171,12 @@ class SyncRun(Generic[R_co]):
         """Run it again from the top; finished steps are kept unless it had succeeded."""
         self._portal.call(self.run.replay(reason))
 
+    def fork(
+        self, *, before: str | tuple[str, int] | None = None, payload: Mapping[str, Any] | None = None
+    ) -> SyncRun[R_co]:
+        """Start a new execution that has the steps recorded before one, and does the rest anew. See `client.fork`."""
+        return SyncRun(self._portal, self._portal.call(self.run.fork(before=before, payload=payload)))
+
     def waits(self) -> list[PendingWaitpoint]:
         """The waitpoints at which it can be signalled now."""
         return self._portal.call(self.run.waits())
@@ -703,6 +709,21 @@ class Client:
     def replay(self, execution_id: str | ExecutionId, *, reason: str | None = None) -> None:
         """Run an ended execution again; finished steps are kept unless it had succeeded."""
         self._portal.call(self._client.replay(execution_id, reason=reason))
+
+    def fork(
+        self,
+        execution_id: str | ExecutionId,
+        *,
+        before: str | tuple[str, int] | None = None,
+        payload: Mapping[str, Any] | None = None,
+    ) -> SyncRun[Any]:
+        """Start a new execution with the steps that another one recorded before a step; it does the rest anew.
+
+        `before` is the step's name, or the name and how often it was used before; None keeps every step. `payload`
+        replaces arguments by name, and the others stay. The other one is not changed. `InvalidInput` if the step was
+        never recorded, or an argument does not fit the task.
+        """
+        return SyncRun(self._portal, self._portal.call(self._client.fork(execution_id, before=before, payload=payload)))
 
     def fail(self, execution_id: str | ExecutionId, reason: str = "failed by an operator") -> None:
         """Fail an execution for good that runs, or that waits because its code changed; it is not retried.

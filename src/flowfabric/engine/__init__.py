@@ -7,7 +7,7 @@ several modules. `Engine` combines them all.
     keys         keys
     lanes        lanes
     workers      workers
-    events       events, watches
+    events       consumers, events, followers, subscriptions, watches
     leases       claims, leases
     grants       grants
     executions   executions, control, admission
@@ -36,6 +36,7 @@ from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.cascades import Cascades
 from flowfabric.engine.children import Children
 from flowfabric.engine.claims import Claims
+from flowfabric.engine.consumers import Consumers
 from flowfabric.engine.control import Control
 from flowfabric.engine.edges import Edges
 from flowfabric.engine.events import Events
@@ -56,6 +57,7 @@ from flowfabric.engine.siblings import Siblings
 from flowfabric.engine.signals import Signals
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.streams import Streams
+from flowfabric.engine.subscriptions import Subscriptions
 from flowfabric.engine.suspensions import Suspensions
 from flowfabric.engine.timers import Timers
 from flowfabric.engine.vector import Vector
@@ -71,7 +73,7 @@ class Engine(
     Executions, Grants, Claims, Leases, Control, Steps, Streams, Watches, Budgets,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
-    Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
+    Vector, Reads, Lanes, Workers, Schedules, Consumers, Subscriptions, Events, Timers, Audits, Service,
     Admission, Quotas, Edges, LimitLookups,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

@@ -33,6 +33,7 @@ class Operations:
         self._services: dict[tuple[Any, ...], int] = {}  # the numbers of what workers of this engine serve
         self._background: list[Any] = []
         self._stream_ops = StreamPermits()
+        self._followers: Any = None  # of the event log, made by the first subscription
         self._tails = Tails(cast("Streams", self))
 
     async def _fetch(self, sql: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:

@@ -58,15 +58,17 @@ _PRESENT = [
     "stream_best_effort_live",
     "budget_admin",
     "read_budget_usage_and_limits",
-]
-_LATER = [
     "quota_admin",
+    "release_admission",
+    "read_quota_policy_limits",
     "subscribe_lease_history",
     "subscribe_completion",
     "subscribe_signal_delivery",
+    "subscribe_operator_events",
+    "subscribe_worker_events",
+]
+_LATER = [
     "subscribe_instance_tags",
-    "release_admission",
-    "read_quota_policy_limits",
 ]
 
 
@@ -133,6 +135,8 @@ class Service(Operations):
         """Stop the duties and close the connections; the embedded server stops with its last user."""
         try:
             await self._tails.close()
+            if self._followers is not None:
+                await self._followers.close()
             for background in list(self._background):
                 await background.stop()
         finally:
@@ -233,12 +237,14 @@ class Service(Operations):
     async def shutdown_prepare(self, grace: timedelta = timedelta(seconds=15)) -> None:
         """Stop the duties of this engine: each may finish its round; after `grace` it raises `TimedOut`.
 
-        Tails return what they have, and new reads of streams are refused.
+        Tails return what they have, new reads of streams are refused, and subscriptions end with `StreamDisconnected`.
         """
         check_duration(grace, "grace", least_ms=0)
         begun = time.monotonic()
         self._stream_ops.is_closing = True
         self._tails.end_waits()
+        if self._followers is not None:
+            await self._followers.close()
         drained = await asyncio.gather(*(background.stop(grace) for background in list(self._background)))
         left = max(begun + grace.total_seconds() - time.monotonic(), 0)
         if not await self._stream_ops.drained(left) or not all(drained):

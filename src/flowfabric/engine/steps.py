@@ -19,16 +19,16 @@ from flowfabric.engine.checks import (
     check_int,
     optional_bytes,
 )
-from flowfabric.errors import Conflict, Corruption, FlowFabricError, InvalidInput
+from flowfabric.errors import Conflict, Corruption, FlowFabricError, InvalidInput, NotFound, StateError
 from flowfabric.values.checks import check_text
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import ExecutionId, parse_execution_id
+from flowfabric.values.ids import ExecutionId, mint_execution_id, parse_execution_id
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.step import NewStep, Step, StepKind
 
 
 class Steps(Operations):
-    """record_steps, read_steps, submit_child."""
+    """record_steps, read_steps, submit_child, fork_execution."""
 
     async def record_steps(
         self, items: Sequence[tuple[Handle | Fence, NewStep]]
@@ -54,6 +54,63 @@ class Steps(Operations):
             for place, row in enumerate(rows.by_place(found, len(fences.ids)))
         ]
         return batch.verdicts(answers)
+
+    async def fork_execution(
+        self,
+        execution_id: ExecutionId,
+        *,
+        before_step: tuple[str, int] | None,
+        payload: bytes | None = None,
+        payload_encoding: str | None = None,
+        creator_identity: str = "",
+        new_id: ExecutionId | None = None,
+    ) -> ExecutionId:
+        """Create an execution with the steps that another one recorded before a step; it does the rest anew.
+
+        `before_step` is a name and how often it was used before; None copies every step. It has the lane, tags,
+        priority and policy of the other one, and its payload unless one is given; no idempotency key, flow, parent or
+        deadline. Results of children are remembered; submissions without a recorded result are made again, waits are
+        asked again. The other one, ended or running, is not changed. `NotFound` if it does not exist, `InvalidInput` if
+        the step was never recorded.
+        """
+        target = parse_execution_id(execution_id)
+        name, n = (None, 0) if before_step is None else _checked_step(before_step)
+        made = self._minted() if new_id is None else parse_execution_id(new_id, "new_id")
+        if payload_encoding is not None and payload is None:
+            raise InvalidInput("given without a payload", field="payload_encoding", allowed="together with payload")
+        row = await self._row(
+            statements.FORK_EXECUTION,
+            *self._at(target),
+            *self._at(made),
+            name,
+            n,
+            optional_bytes(payload, "payload"),
+            None if payload_encoding is None else check_text(payload_encoding, "payload_encoding"),
+            check_text(creator_identity, "creator_identity"),
+        )
+        match row["code"]:
+            case "created":
+                return made
+            case "step_not_found":
+                raise InvalidInput(
+                    f"{target} has not recorded {name}" + (f" ({n})" if n else ""),
+                    field="before_step",
+                    allowed=row["detail"] or "None: nothing is recorded",
+                    execution_id=target,
+                )
+            case "needs_payload":
+                raise InvalidInput(
+                    "its arguments are results of other nodes of its flow",
+                    field="payload",
+                    allowed="the arguments",
+                    execution_id=target,
+                )
+            case "lane_closed":
+                raise StateError("lane_closed", f"the lane {row['detail']} accepts no new executions")
+        raise NotFound("execution", target)
+
+    def _minted(self) -> ExecutionId:
+        return mint_execution_id(count=self._database.flow_partitions)
 
     async def read_steps(self, execution_ids: Sequence[ExecutionId], *, all_generations: bool = False) -> list[Step]:
         """Return the steps of up to 1,000 executions, in the order they were recorded."""
@@ -176,3 +233,9 @@ def _error(value: object) -> str:
     if not isinstance(found, dict) or ESCAPED_NUL.search(text):
         raise InvalidInput("not an object without NUL", field="error", allowed="a JSON object as text")
     return text
+
+
+def _checked_step(step: object) -> tuple[str, int]:
+    if not isinstance(step, tuple | list) or len(step) != 2 or not isinstance(step[0], str) or not step[0]:
+        raise InvalidInput(f"got {step!r}", field="before_step", allowed="(name, how often it was used before)")
+    return check_text(step[0], "before_step", None), check_int(step[1], "before_step", 0, 2**31 - 1)

@@ -38,7 +38,7 @@ class Passed(Struct, frozen=True, gc=False):
 
 
 class Claimed(Struct, frozen=True, kw_only=True, gc=False):
-    """A lease, and everything the worker needs to run the execution."""
+    """A lease, and everything the worker needs to run it. `has_steps`: of a fork, whose first run finds steps."""
 
     handle: Handle
     lease_expires_at: datetime
@@ -58,6 +58,7 @@ class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     replay_count: int
     inputs: Mapping[UUID, Passed] | None = None
     durability_mode: DurabilityMode = "buffered"
+    has_steps: bool = False
 
     @property
     def execution_id(self) -> ExecutionId:

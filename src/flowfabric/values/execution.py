@@ -138,6 +138,8 @@ class Execution(Struct, frozen=True, kw_only=True):
     last_mutation_at: datetime
     version: int | None = None  # of the worker that started the first attempt of its generation
     stops: int | None = None  # while stopped by changed code: how often in a row
+    forked_from: ExecutionId | None = None  # the execution whose steps it began with
+    forked_before: str | None = None  # the step of that one before which it began
 
     @property
     def state_vector(self) -> StateVector:
@@ -187,7 +189,8 @@ class ExecutionInfo(Struct, frozen=True, kw_only=True):
 
     `node` is its name in its flow, `parent_id` the execution whose handler submitted it. `arguments` is how its
     arguments begin, as JSON; empty if a codec stored them. `version` is that of the worker that started its first
-    attempt. `stops` is set while changed code has it stopped: how often in a row.
+    attempt. `stops` is set while changed code has it stopped: how often in a row. `forked_from` is the execution whose
+    steps it began with.
     """
 
     execution_id: ExecutionId
@@ -208,6 +211,7 @@ class ExecutionInfo(Struct, frozen=True, kw_only=True):
     arguments: str = ""
     version: int | None = None
     stops: int | None = None
+    forked_from: ExecutionId | None = None
 
 
 class ExecutionContext(Struct, frozen=True, kw_only=True):

@@ -99,6 +99,59 @@ CASES = [
         limit=by_field(INTS),
         filter=by_field(FILTERS),
     ),
+    Case(
+        "follow",
+        lambda world: {},
+        families=by_field([5, "", "lease", [], ["leases"], [None]]),
+        filter=by_field(FILTERS),
+        checkpoints=by_field([None, "x", 5]),
+    ),
+    *(
+        Case(name, lambda world: {}, after=by_field([5, EventCursor(-1), EventCursor(2**63), EventCursor(1, -1)]))
+        for name in (
+            "subscribe_completion",
+            "subscribe_lease_history",
+            "subscribe_signal_delivery",
+            "subscribe_operator_events",
+            "subscribe_worker_events",
+        )
+    ),
+    Case("seek_events", lambda world: {"at": datetime.now(UTC)}, at=by_field([None, *MOMENTS, timedelta(1)])),
+    Case(
+        "register_consumer",
+        lambda world: {"name": "c"},
+        name=by_field([None, 5, "", "\0", "x" * 300]),
+        families=by_field([5, "", "lease", [], ["leases"]]),
+        filter=by_field(FILTERS),
+        start=by_field([5, "x", EventCursor(-1)], "after"),
+    ),
+    Case(
+        "consume",
+        lambda world: {"name": world.consumer, "handle": world.nothing},
+        name=by_field([None, 5, "", "\0"]),
+        limit=by_field([*INTS, 0, 10_001]),
+        held_for=by_field([None, *DURATIONS, timedelta(hours=1)]),
+    ),
+    *(
+        Case(name, lambda world: {"name": world.consumer}, name=by_field([None, 5, "", "\0"]))
+        for name in ("leave_consumer", "delete_consumer")
+    ),
+    Case("fail_consumer", lambda world: {"name": world.consumer, "failure": "x"}, name=by_field([None, 5, "", "\0"])),
+    Case(
+        "set_consumer",
+        lambda world: {"name": world.consumer, "cursor": EventCursor()},
+        name=by_field([None, 5, "", "\0"]),
+        cursor=by_field([5, "x", EventCursor(-1)], "after"),
+    ),
+    Case(
+        "fork_execution",
+        lambda world: {"execution_id": world.done, "before_step": None},
+        before_step=by_field(["a", 5, ("",), ("", 0), ("a", -1), ("a", "0"), ("\0", 0)]),
+        payload=by_field([5, "x"]),
+        creator_identity=by_field([None, 5, "\0", "x" * 300]),
+        new_id=by_field(["x", 5]),
+        **ONE_ID,
+    ),
     Case("audit", lambda world: {}, partition=by_field([-1, 65_536, "5", 1.0, True])),
     Case(
         "audit_sample",

@@ -178,6 +178,11 @@ class World:
             self.flow, [applied], expected_graph_revision=staged.new_graph_revision
         )
         self.end = (await engine.read_events(family="completion", limit=1)).items[0]
+        self.consumer = "known"
+        await engine.register_consumer(self.consumer)
+
+    async def nothing(self, *_: Any) -> None:
+        """What a consumer does with events."""
 
     async def _suspend(self, engine: ff.Engine) -> None:
         suspended = await engine.suspend(

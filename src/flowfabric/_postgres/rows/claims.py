@@ -20,7 +20,7 @@ def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
     (
         partition, uuid, handle_kind, attempt_index, attempt_id, attempt_type, lease_id, lease_epoch, lease_expires_at,
         lane, kind, namespace, flow_id, priority, created_at, payload, payload_encoding, tags, deadline_at,
-        attempt_timeout_at, retries, reclaims, replays, upstreams, states, results, encodings, durability,
+        attempt_timeout_at, retries, reclaims, replays, upstreams, states, results, encodings, durability, has_steps,
     ) = row  # fmt: skip
     return Claimed(
         handle=Handle(
@@ -51,6 +51,7 @@ def claimed(row: Iterable[Any], ttl: timedelta, instance: str) -> Claimed:
         reclaim_count=reclaims,
         replay_count=replays,
         durability_mode=durability or "buffered",
+        has_steps=has_steps,
         inputs=None
         if upstreams is None
         else {

@@ -20,6 +20,7 @@ def event(row: Row, epoch: int) -> Event:
         outcome="failed" if row["outcome"] == "failure" else row["outcome"],
         operator_type=row["operator_type"],
         signal_effect=row["signal_effect"],
+        worker_type=row["worker_type"],
         lease_id=row["lease_id"],
         lease_epoch=row["lease_epoch"],
         attempt_id=row["attempt_id"],
@@ -30,4 +31,6 @@ def event(row: Row, epoch: int) -> Event:
         revoked_by=row["revoked_by"],
         details=json_of(row, "details"),
         parent_id=None if row["parent_id"] is None else ExecutionId(row["parent_id"]),
+        lane_id=row["lane"],
+        execution_kind=row["kind"],
     )

@@ -42,6 +42,8 @@ def execution(row: Row) -> Execution:
         flow_id=row["flow_id"],
         node=row["node"],
         parent_id=row["parent_id"],
+        forked_from=row["forked_from"],
+        forked_before=row["forked_before"],
         idempotency_key=row["idempotency_key"],
         payload_encoding=row["payload_encoding"],
         tags=json_of(row, "tags") or {},
@@ -143,6 +145,7 @@ def info(row: Row) -> ExecutionInfo:
         arguments=_beginning(row["arguments"]),
         version=row["version"],
         stops=row["stops"],
+        forked_from=row["forked_from"],
     )
 
 

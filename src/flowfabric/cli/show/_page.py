@@ -138,6 +138,7 @@ def _show_facts(seen: Seen) -> None:
             ("priority", found.priority or None),
             ("key", found.idempotency_key),
             ("submitted by", found.parent_id),
+            ("fork of", _forked(found)),
             ("by", found.creator_identity if found.creator_identity != str(found.parent_id) else None),
             ("requires", ", ".join(found.required_capabilities)),
             ("budgets", limits and ", ".join(limits.budgets)),
@@ -403,3 +404,10 @@ def _in_line(value: Any) -> str:
 
 def _shortened(seen: Seen, text: str, most: int = 80) -> str:
     return text if len(text) <= most or seen.wide else f"{text[: most - 3]}..."
+
+
+def _forked(found: Execution) -> str | None:
+    """Where a fork came from."""
+    if found.forked_from is None:
+        return None
+    return str(found.forked_from) + (f" before {found.forked_before}" if found.forked_before else "")

@@ -246,7 +246,8 @@ class Running:
     def is_first(self) -> bool:
         """Whether this is the first run, so there are no recorded steps."""
         claimed = self.claimed
-        return self.handle.kind is HandleKind.FRESH and claimed.retry_count == 0 == claimed.replay_count
+        is_fresh = self.handle.kind is HandleKind.FRESH and not claimed.has_steps
+        return is_fresh and claimed.retry_count == 0 == claimed.replay_count
 
     async def memory(self) -> Memory:
         if self.loaded_memory is None:

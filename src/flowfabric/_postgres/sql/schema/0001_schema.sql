@@ -110,6 +110,8 @@ create table flowfabric.execution (
     node             text,            -- its name in the flow, if it was submitted with one
     parent_id        uuid,            -- the execution whose handler submitted it, in the same partition
     keeps_children   boolean,         -- it was cancelled without its children
+    forked_from      uuid,            -- the execution whose steps it begins with
+    forked_before    text,            -- the step of that one before which it begins, for people
     idempotency_key  text,
     policy           json,            -- shorter than jsonb
     limits           bigint,          -- its limit set; null: no limits
@@ -955,7 +957,8 @@ create sequence flowfabric.event_number;
 select setval('flowfabric.event_number', 1);
 
 -- One row per transition. The lease, the completion and the operator family each show the rows that concern them,
--- so that the end of a leased execution is one row in two families.
+-- so that the end of a leased execution is one row in two families. Events of workers have no execution; their partition
+-- is 0, and `details` names the worker.
 create table flowfabric.event (
     seq                bigint not null default nextval('flowfabric.event_number'),
     occurred_at        timestamptz not null,
@@ -963,6 +966,7 @@ create table flowfabric.event (
     partition          integer not null,
     attempt_index      integer,
     worker             integer,                -- its number
+    route              integer,                -- of the execution: its lane and kind
     slot               smallint not null,      -- the segment of the ring
     id                 uuid,
     attempt_id         uuid,
@@ -977,7 +981,8 @@ create table flowfabric.event (
     reason             text,
     revoked_by         text,
     details            jsonb,
-    signal_effect      text                    -- signal family: what a delivery did
+    signal_effect      text,                   -- signal family: what a delivery did
+    worker_type        text                    -- worker family: registered, heartbeat, marked_dead, ttl_swept
 ) partition by list (slot);
 create table flowfabric.event_0 partition of flowfabric.event for values in (0);
 create table flowfabric.event_1 partition of flowfabric.event for values in (1);
@@ -1014,6 +1019,33 @@ create unlogged table flowfabric.watch (
     until     timestamptz not null,     -- real time, not the movable clock
     primary key (partition, id, topic, instance)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+-- Which processes follow the log and sleep, and until when at most: writers notify only these. Like `sleeper`, in real time,
+-- and a new row for each sleep.
+create unlogged table flowfabric.follower (
+    until    timestamptz not null,
+    instance uuid not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index follower_by_end on flowfabric.follower (until);
+
+-- Durable consumers of the log: up to which event each has acted. The transaction that acts moves the position, under the
+-- lock of the row; `instance` only says which process should try.
+create table flowfabric.consumer (
+    name       text collate "C" primary key,
+    created_at timestamptz not null,
+    instance   uuid,                    -- the process that works; null: none
+    until      timestamptz,             -- until when the others wait for it; real time, not the movable clock
+    host       text,                    -- where it runs
+    pid        integer,
+    families   integer not null,        -- which events it takes, for people: bits of families, and a filter
+    filter     jsonb not null,
+    position   bigint not null,         -- the last event that it has passed
+    epoch      bigint not null,         -- the epoch of the log that this position belongs to
+    handled    bigint not null default 0,   -- events that its function has got
+    moved_at   timestamptz,             -- when the position last moved
+    failures   integer not null default 0,  -- failed runs of its function since then
+    failure    text                     -- what the last of these said
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
 -- What a worker serves in its lanes, stored once for all workers that serve the same.
 create table flowfabric.service (
@@ -1076,7 +1108,7 @@ create table flowfabric.uncovered (
     since  timestamptz not null
 );
 
--- What happened to workers. They have no execution, so that the event log is not theirs.
+-- What happened to workers, for lists of one worker; followers find the same in the event log.
 create table flowfabric.worker_event (
     seq                bigint generated always as identity primary key,
     occurred_at        timestamptz not null,
@@ -1126,7 +1158,8 @@ create type flowfabric.claimed as (
     lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
     flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
-    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text);
+    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text,
+    has_steps boolean);   -- a fork: its first run finds recorded steps
 
 -- The same with a code, ok or the refusal: the result of claims with a grant.
 create type flowfabric.granted as (
@@ -1135,7 +1168,8 @@ create type flowfabric.granted as (
     lease_id uuid, lease_epoch bigint, lease_expires_at timestamptz, lane text, kind text, namespace text,
     flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
-    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text);
+    upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text,
+    has_steps boolean);   -- a fork: its first run finds recorded steps
 
 -- The results that upstreams pass to an execution: one instead of its input, and others beside it.
 create type flowfabric.inputs as (
@@ -1209,7 +1243,7 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        coalesce(e.started_at, e.attempt_started_at) as started_at,
        e.completed_at, e.transitioned_at,
        greatest(e.transitioned_at, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
-       r.lane, r.kind, r.capabilities, e.generation, e.node, e.parent_id,
+       r.lane, r.kind, r.capabilities, e.generation, e.node, e.parent_id, e.forked_from, e.forked_before,
        case when e.payload_encoding is null then substring(e.payload for 200) end as arguments,
        (select q.version from flowfabric.route q where q.id = e.pinned) as version,
        case when e.blocking_reason = 'waiting_for_capable_worker' and e.stop_epoch = e.epoch then e.stops end as stops,

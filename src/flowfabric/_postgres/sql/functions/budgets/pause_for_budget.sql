@@ -65,9 +65,9 @@ begin
         from paused p
     )
     insert into flowfabric.event
-        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+        (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
          attempt_index, worker, reason, revoked_by)
-    select v_slot, v_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
+    select v_slot, p.route, v_now, p.partition, p.id, p.flow_id, p.namespace, p.tags, 'revoked', p.lease_id, p.epoch,
            p.attempt_id, p.attempt_index, p.worker, 'waiting_for_budget', 'backend'
     from paused p;
     if e.limits is not null then

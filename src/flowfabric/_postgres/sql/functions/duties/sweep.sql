@@ -49,6 +49,8 @@ begin
     v_sum := v_sum + v_n;
     delete from flowfabric.sleeper s where s.ctid = any (array(
         select x.ctid from flowfabric.sleeper x where x.until < clock_timestamp() - interval '1 minute' limit p_limit));
+    delete from flowfabric.follower f where f.ctid = any (array(
+        select x.ctid from flowfabric.follower x where x.until < clock_timestamp() - interval '1 minute' limit p_limit));
     -- Flows that never had a member.
     delete from flowfabric.flow f using (
         select x.ctid as tid from flowfabric.flow x, flowfabric.deployment d

@@ -4,7 +4,7 @@
 -- Returns  one row per type, then one row with the current epoch, and the number of the last event that it counted.
 -- Roles    read, operate
 create or replace function flowfabric.count_events(p_after bigint, p_epoch bigint)
-returns table (seq bigint, lease_type text, outcome text, operator_type text, signal_effect text, n bigint, log_epoch bigint)
+returns table (seq bigint, lease_type text, outcome text, operator_type text, signal_effect text, worker_type text, n bigint, log_epoch bigint)
 language plpgsql volatile security definer as $$
 #variable_conflict use_column
 declare
@@ -14,9 +14,9 @@ begin
     if p_after is not null then
         perform flowfabric.check_cursor(p_after, p_epoch);
         return query
-        select null::bigint, e.lease_type, e.outcome, e.operator_type, e.signal_effect, count(*), null::bigint
+        select null::bigint, e.lease_type, e.outcome, e.operator_type, e.signal_effect, e.worker_type, count(*), null::bigint
         from flowfabric.event e where e.seq > p_after and e.seq <= v_upto
-        group by e.lease_type, e.outcome, e.operator_type, e.signal_effect;
+        group by e.lease_type, e.outcome, e.operator_type, e.signal_effect, e.worker_type;
     end if;
     select d.event_floor, l.epoch into v_floor, log_epoch
     from flowfabric.deployment d, flowfabric.log_epoch l where l.last_position is null;

@@ -10,9 +10,10 @@
 create or replace function flowfabric.list_events(
     p_partition integer, p_id uuid, p_after bigint, p_epoch bigint, p_limit integer, p_most integer)
 returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, flow_id uuid, namespace text,
-               tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, lease_id uuid,
-               lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text, worker_instance_id text, reason text,
-               revoked_by text, details jsonb, parent_id uuid, log_epoch bigint)
+               tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, worker_type text,
+               lease_id uuid, lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text,
+               worker_instance_id text, reason text, revoked_by text, details jsonb, parent_id uuid, lane text, kind text,
+               log_epoch bigint)
 language plpgsql stable security definer as $$
 #variable_conflict use_column
 declare
@@ -48,9 +49,13 @@ begin
         where x.seq > v_from and x.seq <= v_upto and x.partition = p_partition and x.id = p_id
     )
     select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-           e.operator_type, e.signal_effect, case when v_sees then e.lease_id end, e.lease_epoch, e.attempt_id, e.attempt_index, w.worker_id,
-           w.worker_instance_id, e.reason, e.revoked_by, e.details, e.parent_id, null::bigint
-    from mine e left join flowfabric.worker w on w.id = e.worker
+           e.operator_type, e.signal_effect, e.worker_type, case when v_sees then e.lease_id end, e.lease_epoch,
+           e.attempt_id, e.attempt_index, coalesce(w.worker_id, case when e.worker_type is not null then e.details ->> 'worker_id' end),
+           coalesce(w.worker_instance_id, case when e.worker_type is not null then e.details ->> 'worker_instance_id' end),
+           e.reason, e.revoked_by, e.details, e.parent_id, r.lane, r.kind, null::bigint
+    from mine e
+    left join flowfabric.worker w on w.id = e.worker
+    left join flowfabric.route r on r.id = e.route
     -- An end before it was created is that of another.
     where e.seq > coalesce((select max(m.seq) from mine m where m.outcome is not null and m.occurred_at < v_created_at), 0)
     order by e.seq limit p_limit;

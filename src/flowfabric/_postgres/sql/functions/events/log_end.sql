@@ -1,8 +1,15 @@
 -- log_end: the number up to which the log is complete: no event can appear below it any more.
 --
--- The order of the two reads matters, and events up to this number must be read by a later statement, with a snapshot of
--- its own.
+-- Events up to this number must be read by a later statement, with a snapshot of its own.
 create or replace function flowfabric.log_end() returns bigint
+language sql volatile as $$ select s.upto from flowfabric.log_state() s $$;
+
+-- log_state: the same number, and whether a call is writing events, or drew a number, while it was found.
+--
+-- The order of the reads matters. A follower that announced its sleep before (sleep_for_events) and finds the log neither
+-- longer nor busy may sleep: every later writer sees its announcement, because writers look for it after they announced
+-- themselves (open_log).
+create or replace function flowfabric.log_state(out upto bigint, out is_busy boolean)
 language plpgsql volatile as $$
 declare
     v_upto bigint;
@@ -24,6 +31,7 @@ begin
             and l.database = (select d.oid from pg_database d where d.datname = current_database())
           group by l.pid) a
     where flowfabric.may_announce(a.pid);
-    return least(v_upto, v_announced);
+    upto := least(v_upto, v_announced);
+    is_busy := v_announced is not null or (select n.last_value from flowfabric.event_number n) > v_upto;
 end;
 $$;

@@ -23,6 +23,7 @@ begin
     select n.last_value into v_number from flowfabric.event_number n;
     for i in 0 .. 99 loop
         if pg_try_advisory_xact_lock_shared(flowfabric.log_key(greatest(v_number - i, 0))) then
+            perform flowfabric.wake_followers();
             return flowfabric.event_slot(p_at);
         end if;
     end loop;
@@ -31,7 +32,19 @@ begin
     loop
         exit when pg_try_advisory_xact_lock_shared((7084::bigint << 48) | floor(random() * (1::bigint << 48))::bigint);
     end loop;
+    perform flowfabric.wake_followers();
     return flowfabric.event_slot(p_at);
+end;
+$$;
+
+-- wake_followers: notify the processes that follow the log and sleep; under load none does.
+--
+-- The clock is read in a subquery, once: compared with a volatile function, the index would be read from its beginning.
+create or replace function flowfabric.wake_followers() returns void
+language plpgsql as $$
+begin
+    perform pg_notify('flowfabric_' || f.instance, 'events')
+    from flowfabric.follower f where f.until > (select clock_timestamp());
 end;
 $$;
 

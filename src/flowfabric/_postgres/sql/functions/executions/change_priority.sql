@@ -33,8 +33,8 @@ begin
         update flowfabric.execution x set priority = v_new, mutated_at = v_now
         where x.partition = p_partition and x.id = p_id;
         insert into flowfabric.event
-            (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type, details)
-        values (v_slot, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags,
+            (slot, route, occurred_at, partition, id, flow_id, namespace, tags, operator_type, details)
+        values (v_slot, e.route, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags,
                 'priority_changed', jsonb_build_object('old_priority', e.priority, 'new_priority', v_new));
     end if;
     return query select 1, v_code, case when v_code = 'invalid_input' then 'lane_id' end, e.state, null::bigint,

@@ -54,13 +54,13 @@ begin
              as u (tid, result, result_encoding, failure_reason, failure_category, leased)
         where e.ctid = u.tid
         returning e.partition, e.id, e.flow_id, e.parent_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
-                  e.worker, e.created_at, e.policy, coalesce(u.leased, true) as leased,
+                  e.worker, e.route, e.created_at, e.policy, coalesce(u.leased, true) as leased,
                   e.has_waitpoints, e.has_reserved, e.replays, e.limits
     ), logged as (
         insert into flowfabric.event
-            (slot, occurred_at, partition, id, flow_id, parent_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
+            (slot, route, occurred_at, partition, id, flow_id, parent_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
              attempt_id, attempt_index, worker, reason, revoked_by)
-        select v_slot, p_now, e.partition, e.id, e.flow_id, e.parent_id, e.namespace, e.tags,
+        select v_slot, e.route, p_now, e.partition, e.id, e.flow_id, e.parent_id, e.namespace, e.tags,
                case when p_state = 'completed' then 'success' else p_state end,
                case when e.leased then 'revoked' end, case when e.leased then e.lease_id end,
                case when e.leased then e.epoch end, e.attempt_id, e.attempt_index,

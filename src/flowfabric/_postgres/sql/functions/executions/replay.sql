@@ -115,9 +115,9 @@ begin
             returning e.*
         )
         insert into flowfabric.event
-            (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type, attempt_id, attempt_index,
+            (slot, route, occurred_at, partition, id, flow_id, namespace, tags, operator_type, attempt_id, attempt_index,
              reason, details)
-        select v_slot, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'replayed', r.attempt_id,
+        select v_slot, r.route, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'replayed', r.attempt_id,
                r.attempt_index, p_reason,
                case when r.id = any (v_gated_ids) then '{"branch": "skipped_flow_member", "groups_reset": 1}'::jsonb
                     else '{"branch": "normal"}'::jsonb end

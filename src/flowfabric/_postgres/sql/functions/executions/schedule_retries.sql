@@ -37,9 +37,9 @@ begin
         returning e.*, u.leased
     )
     insert into flowfabric.event
-        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+        (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
          attempt_index, worker, reason, revoked_by)
-    select v_slot, p_now, d.partition, d.id, d.flow_id, d.namespace, d.tags, 'revoked', d.lease_id, d.epoch,
+    select v_slot, d.route, p_now, d.partition, d.id, d.flow_id, d.namespace, d.tags, 'revoked', d.lease_id, d.epoch,
            d.attempt_id, d.attempt_index, d.worker, p_lease_reason, p_revoked_by
     from delayed d where d.leased;
     if v_limited then

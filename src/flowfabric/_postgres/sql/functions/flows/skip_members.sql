@@ -7,7 +7,7 @@ begin
     perform set_config('flowfabric.ended', 'yes', true);   -- the dispatcher commits it synchronously
     perform flowfabric.end_executions(
         array_agg(e.partition), array_agg(e.id), null, 'skipped', 'skipped', null, null, null, null,
-        null, null, 'dependency_impossible', 'backend', false, p_now)
+        null, null, 'dependency_impossible', 'reconciler', false, p_now)
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.completed_at is null
     where not exists (select from flowfabric.cancel_member c where c.partition = e.partition and c.id = e.id)

@@ -35,7 +35,7 @@ begin
                e.priority, e.created_at, coalesce(i.payload, e.payload),
                case when i.payload is null then e.payload_encoding else i.encoding end, e.tags, e.deadline_at,
                e.attempt_timeout_at, e.retries, e.reclaims, e.replays, i.upstreams, i.states, i.results, i.encodings,
-               flowfabric.durability_of(e.policy)
+               flowfabric.durability_of(e.policy), e.forked_from is not null
         from flowfabric.route r
         cross join lateral flowfabric.inputs_of(e.partition, e.id) i
         where r.id = e.route;

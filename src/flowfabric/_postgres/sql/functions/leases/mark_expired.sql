@@ -17,9 +17,9 @@ begin
         returning e.*
     )
     insert into flowfabric.event
-        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+        (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
          attempt_index, worker, reason)
-    select v_slot, p_now, l.partition, l.id, l.flow_id, l.namespace, l.tags, 'expired',
+    select v_slot, l.route, p_now, l.partition, l.id, l.flow_id, l.namespace, l.tags, 'expired',
            l.lease_id, l.epoch, l.attempt_id, l.attempt_index, l.worker, 'lease_expired'
     from lost l;
     if exists (select from unnest(p_partition, p_id) as u (partition, id)

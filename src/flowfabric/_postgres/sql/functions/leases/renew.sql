@@ -50,9 +50,9 @@ begin
         returning e.*
     )
     insert into flowfabric.event
-        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+        (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
          attempt_index, worker)
-    select v_slot, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'renewed', r.lease_id, r.epoch,
+    select v_slot, r.route, v_now, r.partition, r.id, r.flow_id, r.namespace, r.tags, 'renewed', r.lease_id, r.epoch,
            r.attempt_id, r.attempt_index, r.worker
     from renewed r where v_logged;
     return query

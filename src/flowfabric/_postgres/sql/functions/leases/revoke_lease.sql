@@ -39,9 +39,9 @@ begin
     where x.partition = p_partition and x.id = p_id;
     v_slot := flowfabric.open_log(v_now);
     insert into flowfabric.event
-        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+        (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
          attempt_index, worker, reason, revoked_by)
-    values (v_slot, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'revoked',
+    values (v_slot, e.route, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'revoked',
             e.lease_id, e.epoch, e.attempt_id, e.attempt_index, e.worker, p_reason, 'operator');
     if e.has_reserved then
         perform flowfabric.end_reservations(array[p_partition], array[p_id], true, v_now);

@@ -40,12 +40,13 @@ begin
             where e.ctid = u.tid
             returning e.partition, e.id, e.route, e.attempt_id, e.lease_id, e.epoch, e.namespace, e.flow_id, e.priority,
                       e.created_at, e.payload, e.payload_encoding, e.tags, e.deadline_at, e.attempt_timeout_at,
-                      e.retries, e.reclaims, e.replays, e.has_inputs, flowfabric.durability_of(e.policy) as durability
+                      e.retries, e.reclaims, e.replays, e.has_inputs, flowfabric.durability_of(e.policy) as durability,
+                      e.forked_from is not null as has_steps
         ), logged as (
             insert into flowfabric.event
-                (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
+                (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch,
                  attempt_id, attempt_index, worker, reason)
-            select v_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'acquired', s.lease_id, s.epoch,
+            select v_slot, s.route, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'acquired', s.lease_id, s.epoch,
                    s.attempt_id, 0, p_worker, p_reason
             from started s
         ), watched as (
@@ -63,7 +64,7 @@ begin
                s.namespace, s.flow_id, s.priority, s.created_at, coalesce((s.i).payload, s.payload),
                case when (s.i).payload is null then s.payload_encoding else (s.i).encoding end, s.tags, s.deadline_at,
                s.attempt_timeout_at, s.retries, s.reclaims, s.replays, (s.i).upstreams, (s.i).states, (s.i).results,
-               (s.i).encodings, s.durability
+               (s.i).encodings, s.durability, s.has_steps
         from (select x.*, case when x.has_inputs then flowfabric.inputs_of(x.partition, x.id) end as i
               from started x offset 0) s
         join flowfabric.route r on r.id = s.route;   -- in the order of the positions given
@@ -141,14 +142,14 @@ begin
         returning e.partition, e.id, e.route, e.attempt_index, e.attempt_id, e.attempt_type, e.attempt_resumed_at,
                   e.lease_id, e.epoch, e.namespace, e.flow_id, e.priority, e.created_at, e.payload, e.payload_encoding,
                   e.tags, e.deadline_at, e.attempt_timeout_at, e.retries, e.reclaims, e.replays, e.has_inputs,
-                  flowfabric.durability_of(e.policy) as durability,
+                  flowfabric.durability_of(e.policy) as durability, e.forked_from is not null as has_steps,
                   case when e.attempt_resumed_at is not null then 'resumed'
                        when e.attempt_type = 'reclaim' then 'reclaimed' else 'fresh' end as handle_kind
     ), logged as (
         insert into flowfabric.event
-            (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+            (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
              attempt_index, worker, reason, details)
-        select p_slot, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags,
+        select p_slot, s.route, p_now, s.partition, s.id, s.flow_id, s.namespace, s.tags,
                case s.handle_kind when 'reclaimed' then 'reclaimed' else 'acquired' end,
                s.lease_id, case s.handle_kind when 'reclaimed' then s.epoch - 1 else s.epoch end, s.attempt_id,
                s.attempt_index, p_worker,
@@ -171,7 +172,7 @@ begin
            coalesce((s.i).payload, s.payload),
            case when (s.i).payload is null then s.payload_encoding else (s.i).encoding end,
            s.tags, s.deadline_at, s.attempt_timeout_at, s.retries, s.reclaims, s.replays,
-           (s.i).upstreams, (s.i).states, (s.i).results, (s.i).encodings, s.durability
+           (s.i).upstreams, (s.i).states, (s.i).results, (s.i).encodings, s.durability, s.has_steps
     from (select x.*, case when x.has_inputs then flowfabric.inputs_of(x.partition, x.id) end as i
           from started x offset 0) s
     join flowfabric.route r on r.id = s.route;   -- in the order of the positions given

@@ -56,9 +56,9 @@ begin
         select s.blocking_reason, s.created_at, s.id, s.partition from stopped s
     )
     insert into flowfabric.event
-        (slot, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
+        (slot, route, occurred_at, partition, id, flow_id, namespace, tags, lease_type, lease_id, lease_epoch, attempt_id,
          attempt_index, worker, reason, revoked_by)
-    select v_slot, v_held.at, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'revoked', s.lease_id, s.epoch,
+    select v_slot, s.route, v_held.at, s.partition, s.id, s.flow_id, s.namespace, s.tags, 'revoked', s.lease_id, s.epoch,
            s.attempt_id, s.attempt_index, s.worker, 'steps_changed', 'backend'
     from stopped s;
     if e.limits is not null then

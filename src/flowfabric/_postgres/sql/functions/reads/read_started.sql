@@ -12,14 +12,14 @@ returns table (
     flow_id uuid, priority integer, created_at timestamptz, payload bytea, payload_encoding text, tags jsonb,
     deadline_at timestamptz, attempt_timeout_at timestamptz, retries integer, reclaims integer, replays integer,
     upstreams uuid[], upstream_states text[], upstream_results bytea[], upstream_encodings text[], durability_mode text,
-    version integer)
+    has_steps boolean, version integer)
 language sql stable security definer as $$
     select e.partition, e.id, 'resumed', e.attempt_index, e.attempt_id, coalesce(e.attempt_type, 'initial'),
            flowfabric.zero_uuid(), 0::bigint, flowfabric.now(), r.lane, r.kind, e.namespace,
            e.flow_id, e.priority, e.created_at, coalesce((e.i).payload, e.payload),
            case when (e.i).payload is null then e.payload_encoding else (e.i).encoding end, e.tags, e.deadline_at,
            null::timestamptz, e.retries, e.reclaims, e.replays, (e.i).upstreams, (e.i).states, (e.i).results,
-           (e.i).encodings, flowfabric.durability_of(e.policy), (select q.version from flowfabric.route q where q.id = e.pinned)
+           (e.i).encodings, flowfabric.durability_of(e.policy), e.forked_from is not null, (select q.version from flowfabric.route q where q.id = e.pinned)
     from (select x.*, case when x.has_inputs then flowfabric.inputs_of(x.partition, x.id) end as i
           from unnest(p_partition, p_id) as u (partition, id)
           join flowfabric.execution x on x.partition = u.partition and x.id = u.id

@@ -29,10 +29,10 @@ begin
                 blocking_detail = 'missed its deadline of ' || flowfabric.time_text(s.timeout_at)
                     || ' (' || s.reason_code || '), waiting for an operator'
             where e.partition = s.partition and e.id = s.id;
-            insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type,
+            insert into flowfabric.event (slot, route, occurred_at, partition, id, flow_id, namespace, tags, operator_type,
                                           attempt_id, attempt_index, details)
-            select v_slot, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'suspension_escalated', e.attempt_id,
-                   e.attempt_index, jsonb_build_object('reason_code', s.reason_code)
+            select v_slot, e.route, p_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'suspension_escalated', e.attempt_id,
+                   e.attempt_index, jsonb_build_object('reason_code', s.reason_code, 'suspension_id', s.suspension_id, 'timeout_at', s.timeout_at)
             from flowfabric.execution e where e.partition = s.partition and e.id = s.id;
             -- Once for each wait: a signal that is set aside suspends it again, past its time.
             update flowfabric.waitpoint w set is_escalated = true

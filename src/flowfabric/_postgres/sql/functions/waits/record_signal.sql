@@ -62,7 +62,7 @@ begin
             select x.payload_encoding = 'redacted' and x.payload = '' into v_is_redacted
             from flowfabric.execution x where x.partition = e.partition and x.id = e.id;
         end if;
-        perform flowfabric.log_signal(e.partition, e.id, e.flow_id, e.namespace, e.tags, effect, signal_id, p_waitpoint,
+        perform flowfabric.log_signal(e.partition, e.id, e.route, e.flow_id, e.namespace, e.tags, effect, signal_id, p_waitpoint,
                                       case when v_is_redacted then '' else p_source_identity end, v_now);
         return;
     end if;
@@ -148,7 +148,7 @@ begin
             perform flowfabric.promote(array[e.partition], array[e.id], v_now);
         end if;
     end if;
-    perform flowfabric.log_signal(e.partition, e.id, e.flow_id, e.namespace, e.tags, effect, p_signal, p_waitpoint,
+    perform flowfabric.log_signal(e.partition, e.id, e.route, e.flow_id, e.namespace, e.tags, effect, p_signal, p_waitpoint,
                                   p_source_identity, v_now);
     code := 'accepted';
 end;
@@ -229,14 +229,14 @@ $$;
 
 -- log_signal: the event of a delivery; never a token or a payload.
 create or replace function flowfabric.log_signal(
-    p_partition integer, p_id uuid, p_flow uuid, p_namespace text, p_tags jsonb, p_effect text, p_signal uuid,
-    p_waitpoint uuid, p_identity text, p_now timestamptz) returns void
+    p_partition integer, p_id uuid, p_route integer, p_flow uuid, p_namespace text, p_tags jsonb, p_effect text,
+    p_signal uuid, p_waitpoint uuid, p_identity text, p_now timestamptz) returns void
 language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
 begin
-    insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
-    values (v_slot, p_now, p_partition, p_id, p_flow, p_namespace, p_tags, p_effect,
+    insert into flowfabric.event (slot, route, occurred_at, partition, id, flow_id, namespace, tags, signal_effect, details)
+    values (v_slot, p_route, p_now, p_partition, p_id, p_flow, p_namespace, p_tags, p_effect,
             jsonb_build_object('signal_id', p_signal, 'waitpoint_id', p_waitpoint,
                                'source_identity', nullif(p_identity, '')));
 end;

@@ -56,7 +56,7 @@ begin
     loop
         update flowfabric.waitpoint w set refused_signal_count = w.refused_signal_count + 1
         where w.partition = p_partition and w.waitpoint_id = g.waitpoint_id;
-        perform flowfabric.log_signal(e.partition, e.id, e.flow_id, e.namespace, e.tags, 'refused', g.signal_id, g.waitpoint_id,
+        perform flowfabric.log_signal(e.partition, e.id, e.route, e.flow_id, e.namespace, e.tags, 'refused', g.signal_id, g.waitpoint_id,
                                       g.source_identity, v_now);
     end loop;
     if t.outcome = 'resumed' then

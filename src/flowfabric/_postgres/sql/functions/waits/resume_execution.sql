@@ -27,10 +27,10 @@ begin
         v_now);
     perform flowfabric.resume(p_partition, p_id, p_delay_ms, v_now);
     v_slot := flowfabric.open_log(v_now);
-    insert into flowfabric.event (slot, occurred_at, partition, id, flow_id, namespace, tags, operator_type, attempt_id,
+    insert into flowfabric.event (slot, route, occurred_at, partition, id, flow_id, namespace, tags, operator_type, attempt_id,
                                   attempt_index, details)
-    values (v_slot, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'resumed', e.attempt_id, e.attempt_index,
-            jsonb_build_object('trigger_type', p_trigger));
+    values (v_slot, e.route, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'resumed', e.attempt_id, e.attempt_index,
+            jsonb_build_object('trigger_type', p_trigger, 'suspension_id', s.suspension_id, 'resume_delay_ms', p_delay_ms));
     return query select 1, 'ok', null::text, x.state, x.epoch, x.attempt_id, x.delay_until
     from flowfabric.execution x where x.partition = p_partition and x.id = p_id;
 end;

@@ -15,13 +15,11 @@ begin
         delete from flowfabric.registration r where r.ctid = any (array(
             select x.ctid from flowfabric.registration x where not flowfabric.is_alive(x, v_now)
             limit p_limit for update skip locked))
-        returning r.*
-    ), logged as (
-        insert into flowfabric.worker_event (occurred_at, event, namespace, worker_instance_id, worker_id)
-        select v_now, 'ttl_swept', g.namespace, g.worker_instance_id, g.worker_id from gone g
+        returning r as registration
     )
-    select (select count(*) from gone), array(select distinct l from gone g cross join lateral unnest(g.lanes) as l)
-    into v_n, v_lanes;
+    select count(*), array(select distinct l from gone g cross join lateral unnest((g.registration).lanes) as l)
+    into v_n, v_lanes
+    from (select flowfabric.log_worker(g.registration, 'ttl_swept', null, v_now) from gone g offset 0) logged;
     if v_n > 0 then
         perform flowfabric.judge_lanes(v_lanes);
     end if;

@@ -1,0 +1,42 @@
+-- register_consumer: a durable consumer of the event log begins, or says again what it takes
+--
+-- Takes    p_position, p_epoch: where a new one begins; null: at the end of the log.
+--          p_redefine: store another definition than before, and keep the position.
+-- Locks    the consumer, only to redefine it.
+-- Returns  new, known, redefined, or the refusal different; and what is stored.
+-- Roles    work, operate
+create or replace function flowfabric.register_consumer(
+    p_name text, p_families integer, p_filter jsonb, p_position bigint, p_epoch bigint, p_redefine boolean)
+returns table (code text, families integer, filter jsonb, log_position bigint, log_epoch bigint)
+language plpgsql security definer as $$
+#variable_conflict use_column
+declare
+    c flowfabric.consumer;
+    v_position bigint := p_position;
+    v_epoch bigint := p_epoch;
+begin
+    perform flowfabric.require_read_committed();
+    if octet_length(p_name) not between 1 and 256 or octet_length(p_filter::text) > 4096 then
+        raise exception 'the name or the filter is out of bounds' using errcode = 'invalid_parameter_value';
+    end if;
+    if p_position is not null then
+        perform flowfabric.check_cursor(p_position, p_epoch);
+    else
+        select e.seq, e.log_epoch into v_position, v_epoch from flowfabric.count_events(null, null) e;
+    end if;
+    insert into flowfabric.consumer (name, created_at, families, filter, position, epoch)
+    values (p_name, flowfabric.now(), p_families, p_filter, v_position, v_epoch)
+    on conflict (name) do nothing;
+    code := case when found then 'new' else 'known' end;
+    select x.* into c from flowfabric.consumer x where x.name = p_name;
+    if (c.families, c.filter) is distinct from (p_families, p_filter) then
+        code := 'different';
+        if p_redefine then
+            update flowfabric.consumer x set families = p_families, filter = p_filter where x.name = p_name returning x.* into c;
+            code := 'redefined';
+        end if;
+    end if;
+    families := c.families; filter := c.filter; log_position := c.position; log_epoch := c.epoch;
+    return next;
+end;
+$$;

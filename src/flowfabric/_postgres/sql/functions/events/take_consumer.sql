@@ -1,0 +1,35 @@
+-- take_consumer: hold a consumer to the end of the transaction, which reads events, acts on them and moves the position
+--
+-- Called by a process that shares the consumer; only the lock of the row says who works. Who was last is told to the others
+-- so that they do not try at every event.
+-- Takes    p_ms: for how long the others should not try.
+-- Locks    the consumer; skips it if it is locked.
+-- Returns  taken, with the position; held (another process works, for so long), busy (its transaction is open) or missing.
+-- Roles    work, operate
+create or replace function flowfabric.take_consumer(
+    p_name text, p_instance uuid, p_ms bigint, p_host text, p_pid integer)
+returns table (code text, log_position bigint, log_epoch bigint, left_ms bigint, families integer, filter jsonb)
+language plpgsql security definer as $$
+#variable_conflict use_column
+declare
+    c flowfabric.consumer;
+    v_now timestamptz;
+begin
+    perform flowfabric.require_read_committed();
+    select x.* into c from flowfabric.consumer x where x.name = p_name for update skip locked;
+    v_now := clock_timestamp();
+    if c.name is null then
+        code := case when exists (select from flowfabric.consumer x where x.name = p_name) then 'busy' else 'missing' end;
+    elsif c.instance <> p_instance and c.until > v_now then
+        code := 'held';
+        left_ms := ceil(extract(epoch from c.until - v_now) * 1000);
+    else
+        code := 'taken';
+        update flowfabric.consumer x
+        set instance = p_instance, until = v_now + flowfabric.ms(least(p_ms, 60000)), host = left(p_host, 200), pid = p_pid
+        where x.name = p_name;
+    end if;
+    log_position := c.position; log_epoch := c.epoch; families := c.families; filter := c.filter;
+    return next;
+end;
+$$;

@@ -1,0 +1,235 @@
+"""Durable consumers: a cursor in the database that moves in the transaction of the effects."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import asyncpg
+
+from flowfabric._postgres import statements
+from flowfabric._postgres.database import translate
+from flowfabric._postgres.rows.values import json_of
+from flowfabric.engine.checks import check_duration, check_int, to_json
+from flowfabric.engine.events import Choice, Events, check_cursor, choice_of
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.values.checks import check_text
+from flowfabric.values.consumer import ConsumerRecord
+from flowfabric.values.event import FAMILY_BITS, HEARTBEATS, Event, EventCursor
+from flowfabric.values.page import ScannerFilter
+
+_T = TypeVar("_T")
+Handler = Callable[[Any, Sequence[Any]], Awaitable[None]]
+
+
+class Consumed(NamedTuple):
+    """What one transaction of a consumer did.
+
+    `code` is taken, held (another process works) or busy (its transaction is open). `left`: for how long it is held.
+    """
+
+    code: str
+    handled: int
+    cursor: EventCursor
+    at_end: bool
+    left: timedelta
+
+
+class Consumers(Events):
+    """register_consumer, consume, leave_consumer, list_consumers, set_consumer, delete_consumer."""
+
+    async def register_consumer(
+        self,
+        name: str,
+        *,
+        families: Sequence[str] | None = None,
+        filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
+        start: EventCursor | None = None,
+        heartbeats: bool = False,
+        redefine: bool = False,
+    ) -> EventCursor:
+        """Create a durable consumer, which begins after `start`, or now. Returns its cursor, also if it exists.
+
+        `InvalidInput` if it exists and takes other events, unless `redefine`: its cursor stays then.
+        """
+        chosen = choice_of(families, filter, heartbeats=heartbeats)
+        position = (None, None) if start is None else check_cursor(start)
+        row = await self._row(
+            statements.REGISTER_CONSUMER,
+            _name(name),
+            chosen.families,
+            to_json(_stored(chosen)),
+            *position,
+            redefine,
+            repeatable=True,
+        )
+        if row["code"] == "different":
+            raise InvalidInput(
+                f"consumer {name} exists and takes other events: {describe(row['families'], json_of(row, 'filter'))}",
+                field="families" if row["families"] != chosen.families else "filter",
+                allowed="what it takes, another name, or redefine=True",
+            )
+        return EventCursor(row["log_position"], row["log_epoch"])
+
+    async def consume(
+        self,
+        name: str,
+        handle: Handler,
+        *,
+        make: Callable[[Event], Any] | None = None,
+        limit: int = 100,
+        held_for: timedelta = timedelta(seconds=15),
+    ) -> Consumed:
+        """Hand up to `limit` events after a consumer's cursor to a function, and move the cursor, in one transaction.
+
+        The function gets the connection, in that transaction, and the events. If it raises, nothing has happened.
+        Returns without calling it if another process works for this consumer.
+        """
+        size = check_int(limit, "limit", 1, 10_000)
+        ms = check_duration(held_for, "held_for", most=timedelta(minutes=1))
+        failed: BaseException | None = None
+        async with self._database.connection() as connection:
+            try:
+                async with connection.transaction(isolation="read_committed"):
+                    return await self._consume(connection, _name(name), handle, make, size, ms)
+            except Exception as error:
+                failed = error
+        raise failed
+
+    async def _consume(
+        self,
+        connection: asyncpg.Connection[Any],
+        name: str,
+        handle: Handler,
+        make: Callable[[Event], Any] | None,
+        limit: int,
+        ms: int,
+    ) -> Consumed:
+        (taken,) = await self._ask(
+            connection, statements.TAKE_CONSUMER, name, self._instance, ms, socket.gethostname(), os.getpid()
+        )
+        if taken["code"] == "missing":
+            raise NotFound("consumer", name)
+        cursor = EventCursor(taken["log_position"] or 0, taken["log_epoch"] or 0)
+        left = timedelta(milliseconds=taken["left_ms"] or 0)
+        if taken["code"] != "taken":
+            return Consumed(taken["code"], 0, cursor, True, left)
+        chosen = _chosen(taken["families"], json_of(taken, "filter"))
+        page = self._page(
+            await self._ask(connection, statements.READ_EVENTS, *self._log_arguments((chosen,), cursor, limit)), cursor
+        )
+        if page.events:
+            await handle(connection, page.events if make is None else [make(event) for event in page.events])
+        if page.cursor != cursor:
+            (moved,) = await self._ask(
+                connection,
+                statements.MOVE_CONSUMER,
+                name,
+                self._instance,
+                page.cursor.position,
+                page.cursor.epoch,
+                len(page.events),
+            )
+            if not moved["moved"]:
+                raise NotFound("consumer", name)
+        return Consumed("taken", len(page.events), page.cursor, page.at_end, left)
+
+    async def _ask(self, connection: asyncpg.Connection[Any], sql: str, *args: Any) -> list[asyncpg.Record]:
+        try:
+            return list(await connection.fetch(sql, *args))
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            raise translate(error, self._database.target) from error
+
+    async def fail_consumer(self, name: str, failure: str) -> None:
+        """Note that the function of a consumer failed, for lists."""
+        text = failure.replace("\x00", "").encode("utf-8", "replace").decode()
+        await self._row(statements.FAIL_CONSUMER, _name(name), self._instance, text)
+
+    async def leave_consumer(self, name: str) -> None:
+        """Let another process work for a consumer at once."""
+        await self._row(statements.LEAVE_CONSUMER, _name(name), self._instance, repeatable=True)
+
+    async def list_consumers(self) -> list[ConsumerRecord]:
+        """All durable consumers by name, with how far behind they are and which process works."""
+        found = await self._fetch(statements.LIST_CONSUMERS, repeatable=True)
+        return [
+            ConsumerRecord(
+                name=row["name"],
+                families=_families(row["families"]),
+                filter=json_of(row, "filter"),
+                cursor=EventCursor(row["log_position"], row["log_epoch"]),
+                lag=row["lag"],
+                behind_since=row["next_at"],
+                is_expired=row["is_expired"],
+                handled=row["handled"],
+                created_at=row["created_at"],
+                moved_at=row["moved_at"],
+                failures=row["failures"],
+                failure=row["failure"],
+                instance=row["instance"],
+                host=None if row["instance"] is None else row["host"],
+                pid=None if row["instance"] is None else row["pid"],
+                retention=row["retention"],
+            )
+            for row in found
+        ]
+
+    async def set_consumer(self, name: str, cursor: EventCursor | None) -> None:
+        """Move a consumer to another cursor, or to the end of the log (None). For operators.
+
+        A function that runs ends first. `NotFound` if it does not exist, `CursorRefused` if events after the cursor are
+        missing.
+        """
+        position = (None, None) if cursor is None else check_cursor(cursor)
+        row = await self._row(statements.SET_CONSUMER, _name(name), *position)
+        if not row["moved"]:
+            raise NotFound("consumer", name)
+
+    async def delete_consumer(self, name: str) -> bool:
+        """Forget a consumer and its cursor; False if it does not exist. For operators."""
+        return bool((await self._row(statements.DELETE_CONSUMER, _name(name)))["deleted"])
+
+
+def describe(families: int, chosen: dict[str, Any]) -> str:
+    """Which events a consumer takes, in one line."""
+    return ", ".join([" and ".join(_families(families)), *(f"{key} {value!r}" for key, value in chosen.items())])
+
+
+def _name(name: object) -> str:
+    if not check_text(name, "name"):
+        raise InvalidInput("empty", field="name", allowed="a name that is not empty")
+    return str(name)
+
+
+def _families(bits: int) -> tuple[str, ...]:
+    named = tuple(family for family, bit in FAMILY_BITS.items() if bits & bit)
+    return (*named, "heartbeat") if bits & HEARTBEATS else named
+
+
+def _stored(chosen: Choice) -> dict[str, Any]:
+    """A filter as it is stored: the parts that are set."""
+    tag = None if chosen.tag_key is None else [chosen.tag_key, chosen.tag_value]
+    parts = {
+        "namespace": chosen.namespace,
+        "tag": tag,
+        "flow_id": None if chosen.flow_id is None else str(chosen.flow_id),
+        "execution_id": None if chosen.execution_id is None else str(chosen.execution_id),
+        "kind": chosen.kind,
+    }
+    return {name: part for name, part in parts.items() if part is not None}
+
+
+def _chosen(families: int, stored: dict[str, Any]) -> Choice:
+    key, value = stored.get("tag") or (None, None)
+    return Choice(
+        families,
+        stored.get("namespace"),
+        key,
+        value,
+        stored.get("flow_id"),
+        stored.get("execution_id"),
+        stored.get("kind"),
+    )

@@ -1,0 +1,396 @@
+"""Following the event log: one loop per engine reads the end of the log for all subscriptions together.
+
+A subscription that is behind reads for itself, page by page; once it has reached the end of the log it joins the loop,
+and then holds no connection and no task. One that does not keep up leaves the loop again when its queue is full, and
+delays only itself.
+
+While there are events the loop polls. When there were none for a while it announces that it sleeps, reads once more,
+and waits for a notification, or for the next poll: notifications may get lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from contextvars import Context
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+from weakref import WeakSet
+
+from flowfabric._waiting import first_of
+from flowfabric.engine.events import Choice, LogPage, bits_of
+from flowfabric.errors import CursorRefused, FlowFabricError, StreamDisconnected, TransportError
+from flowfabric.values.event import Checkpoint, Event, EventCursor
+
+log = logging.getLogger("flowfabric.events")
+QUEUE = 1024  # events that wait for the program that follows
+PAGE = 256
+_SHARED_PAGE = 1024
+_CHOICES = 8  # filters that one read evaluates; beyond that it reads every event of their families
+_AWAKE = 0.03  # seconds between two polls while there are events
+_LINGER = 0.2  # seconds without events until the loop sleeps
+_POLL = 5.0
+_BUSY_POLL = 1.0
+_ANNOUNCED_FOR = 60.0
+_FIRST_PAUSE = 0.2
+_LAST_PAUSE = 5.0
+_GIVE_UP = 30.0
+CHECKPOINT_SECONDS = 30.0
+CHECKPOINT_EVENTS = 10_000
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Log(Protocol):
+    """The operations of the engine that following needs."""
+
+    async def _read_log(self, choices: Sequence[Choice], after: EventCursor, limit: int) -> LogPage: ...
+
+    async def sleep_for_events(self, seconds: float | None, before: datetime | None) -> datetime | None: ...
+
+    def event_wakeups(self) -> AbstractContextManager[asyncio.Event | None]: ...
+
+
+class Subscription(Generic[T_co]):
+    """Events from a cursor on, in the order of the log, without an end: iterate with `async for`.
+
+    `cursor` is where to continue: everything that matches up to it has been yielded. `StreamDisconnected` has the same
+    cursor: the database cannot be reached for 30 seconds, or the engine was closed. Close with `aclose`, or use it with
+    `async with`.
+    """
+
+    def __init__(
+        self,
+        followers: Followers,
+        choice: Choice,
+        after: EventCursor,
+        make: Callable[[Event], T_co],
+        *,
+        checkpoints: bool = False,
+    ) -> None:
+        self.choice = choice
+        self._followers = followers
+        self._make = make
+        self._checkpoints = checkpoints
+        self._buffer: deque[Event] = deque()
+        self._read = after  # everything that matches up to here was yielded, or is in the buffer
+        self._yielded = after
+        self._told = after.position, time.monotonic()  # the last item: where, and when
+        self._news = asyncio.Event()
+        self._error: FlowFabricError | None = None
+        self._is_closed = False
+        self.is_attached = False
+        followers.open.add(self)
+
+    @property
+    def cursor(self) -> EventCursor:
+        """Everything that matches up to here has been yielded: subscribe with it to continue."""
+        return self._yielded if self._buffer else self._read
+
+    @property
+    def position(self) -> EventCursor:
+        """How far it has read."""
+        return self._read
+
+    @property
+    def waiting(self) -> int:
+        """How many events were read and not yet yielded."""
+        return len(self._buffer)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T_co | Checkpoint:
+        while True:
+            if self._buffer:
+                event = self._buffer.popleft()
+                self._yielded = event.cursor
+                self._told = event.cursor.position, time.monotonic()
+                return self._make(event)
+            if self._is_closed:
+                raise StopAsyncIteration
+            if self._error is not None:
+                error, self._error = self._error, None
+                self._end()
+                raise error
+            left = self._until_checkpoint()
+            if left is not None and left <= 0:
+                self._told = self._read.position, time.monotonic()
+                return Checkpoint(self._read)
+            if self.is_attached:
+                self._news.clear()
+                # Without a time limit no timer is needed, and no task.
+                if left is None:
+                    await self._news.wait()
+                else:
+                    await first_of(left, self._news)
+            else:
+                await self._fill()
+
+    def _until_checkpoint(self) -> float | None:
+        """Seconds until the next checkpoint is due; None: none is."""
+        if not self._checkpoints:
+            return None
+        position, at = self._told
+        if self._read.position - position >= CHECKPOINT_EVENTS:
+            return 0
+        return max(at + CHECKPOINT_SECONDS - time.monotonic(), 0 if self._read.position > position else 1)
+
+    async def _fill(self) -> None:
+        """Read a page for itself; at the end of the log, join the others."""
+        if self._followers.is_closing:
+            self._disconnect("the engine shuts down")
+            return
+        try:
+            page = await self._followers.read_alone(self)
+        except TransportError as error:
+            self._disconnect(str(error))
+            return
+        except FlowFabricError:
+            self._end()
+            raise
+        if page is None:
+            return
+        self._buffer.extend(page.events)
+        self._read = page.cursor
+        if page.at_end and not self._followers.attach(self) and not self._buffer:
+            await asyncio.sleep(0.01)
+
+    async def first_page(self) -> None:
+        """Read the first page now: a cursor that is refused, or a database that is away, is the caller's error."""
+        try:
+            page = await self._followers.read_once(self)
+        except BaseException:
+            self._end()
+            raise
+        self._buffer.extend(page.events)
+        self._read = page.cursor
+        if page.at_end:
+            self._followers.attach(self)
+
+    def take(self, events: Sequence[tuple[Event, int]], cursor: EventCursor) -> bool:
+        """Get what the loop read up to `cursor`; False: the queue is full, and it must read the rest for itself."""
+        after = self._read.position
+        for event, families in events:
+            if event.cursor.position > after and self.choice.takes(event, families):
+                if len(self._buffer) >= QUEUE:
+                    self._news.set()
+                    return False
+                self._buffer.append(event)
+                self._read = event.cursor
+        if cursor.position >= self._read.position:
+            self._read = cursor
+        if self._buffer or self._checkpoints:
+            self._news.set()
+        return True
+
+    def left(self) -> None:
+        """The loop no longer reads for it."""
+        self.is_attached = False
+        self._news.set()
+
+    def _disconnect(self, why: str) -> None:
+        self._error = StreamDisconnected(why, cursor=self.cursor)
+        self._news.set()
+
+    def disconnect(self, why: str) -> None:
+        """End it with `StreamDisconnected`, after the events that it has already."""
+        if not self._is_closed and self._error is None:
+            self._error = StreamDisconnected(why, cursor=self._read)
+            self._news.set()
+
+    def _end(self) -> None:
+        self._is_closed = True
+        self._followers.detach(self)
+        self._followers.open.discard(self)
+
+    async def aclose(self) -> None:
+        """End it; nothing is left behind."""
+        self._end()
+        self._buffer.clear()
+        self._news.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+class Followers:
+    """Reads the end of the log for all subscriptions of an engine."""
+
+    def __init__(self, engine: Log) -> None:
+        self._engine = engine
+        self.open: WeakSet[Subscription[Any]] = WeakSet()
+        self.is_closing = False
+        self.reads = 0  # of the end of the log, so far
+        self._attached: WeakSet[Subscription[Any]] = WeakSet()
+        self._cursor = EventCursor()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many subscriptions the loop reads for."""
+        return len(self._attached)
+
+    def attach(self, one: Subscription[Any]) -> bool:
+        """Read for a subscription that is at the end of the log; False: it is behind, and must read on for itself."""
+        if self.is_closing:
+            return False
+        if self._task is None or self._task.done():
+            self._cursor = one.position
+            # Of the process, not of the task that happens to be the first to follow.
+            loop = asyncio.get_running_loop()
+            self._task = asyncio.Task(self._run(), loop=loop, name="flowfabric events", context=Context())
+        elif one.position.position < self._cursor.position or one.position.epoch != self._cursor.epoch:
+            self._changed.set()
+            return False
+        self._attached.add(one)
+        one.is_attached = True
+        return True
+
+    def detach(self, one: Subscription[Any]) -> None:
+        """Stop reading for a subscription."""
+        self._attached.discard(one)
+        one.left()
+        self._changed.set()
+
+    async def read_once(self, one: Subscription[Any]) -> LogPage:
+        return await self._engine._read_log((one.choice,), one.position, PAGE)
+
+    async def read_alone(self, one: Subscription[Any]) -> LogPage | None:
+        """Read a page for one subscription, again and again while the database is away; None: it was closed."""
+        since = time.monotonic()
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self.read_once(one)
+            except TransportError:
+                if self.is_closing or time.monotonic() + pause - since > _GIVE_UP:
+                    raise
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LAST_PAUSE)
+            if one not in self.open:
+                return None
+
+    async def _run(self) -> None:
+        asleep: datetime | None = None  # until when it is announced
+        try:
+            with self._engine.event_wakeups() as notified:
+                moved_at = announced_at = time.monotonic()
+                failing_since: float | None = None
+                pause = _AWAKE
+                while self._attached:
+                    self._changed.clear()
+                    if notified is not None:
+                        notified.clear()
+                    before = self._cursor
+                    try:
+                        page = await self._read()
+                        failing_since = None
+                        if page is None:
+                            continue
+                        now = time.monotonic()
+                        if self._cursor != before:
+                            moved_at, pause = now, _AWAKE
+                            if asleep is not None:
+                                asleep = await self._engine.sleep_for_events(None, asleep)
+                        if not page.at_end:
+                            continue
+                        is_quiet = now - moved_at >= _LINGER and not page.is_busy
+                        if (
+                            is_quiet
+                            and notified is not None
+                            and (asleep is None or now - announced_at > _ANNOUNCED_FOR / 2)
+                        ):
+                            # Announce first, then read: what is written after the read brings a notification.
+                            asleep = await self._engine.sleep_for_events(_ANNOUNCED_FOR, asleep)
+                            announced_at = now
+                            continue
+                    except TransportError as error:
+                        now = time.monotonic()
+                        if failing_since is None:
+                            failing_since, pause = now, _FIRST_PAUSE
+                        if now + pause - failing_since > _GIVE_UP:
+                            self._disconnect_all(str(error))
+                            return
+                        asleep = None
+                        await asyncio.sleep(pause)
+                        pause = min(pause * 2, _LAST_PAUSE)
+                        continue
+                    if is_quiet and notified is not None:
+                        await first_of(_POLL, notified, self._changed)
+                        continue
+                    await first_of(pause, self._changed)
+                    most = _BUSY_POLL if page.is_busy else _POLL
+                    pause = min(pause * 2, most if now - moved_at >= _LINGER else _LINGER / 2)
+        except Exception as error:
+            log.exception("following the event log failed")
+            self._disconnect_all(f"{type(error).__name__}: {error}")
+        finally:
+            if asleep is not None and not self.is_closing:
+                with contextlib.suppress(FlowFabricError):
+                    await self._engine.sleep_for_events(None, asleep)
+
+    async def _read(self) -> LogPage | None:
+        """Read the next events and hand them out; None if the subscriptions must read for themselves."""
+        members = list(self._attached)
+        if not members:
+            return None
+        self.reads += 1
+        try:
+            page = await self._engine._read_log(_together(members), self._cursor, _SHARED_PAGE)
+        except TransportError:
+            raise
+        except FlowFabricError as error:
+            # Each tries its own cursor, and raises what is wrong with it.
+            if not isinstance(error, CursorRefused):
+                log.warning("following events: %s", error)
+            for one in list(self._attached):
+                self.detach(one)
+            return None
+        self._cursor = page.cursor
+        events = [(event, bits_of(event)) for event in page.events]
+        for one in members:
+            if one in self._attached and not one.take(events, page.cursor):
+                self.detach(one)
+        # A subscription that came during the read was not asked for.
+        for one in list(self._attached):
+            if one not in members and one.position.position < page.cursor.position:
+                self.detach(one)
+        return page
+
+    def _disconnect_all(self, why: str) -> None:
+        for one in list(self._attached):
+            one.disconnect(why)
+            self.detach(one)
+
+    async def close(self) -> None:
+        """End every subscription with `StreamDisconnected`, and stop."""
+        self.is_closing = True
+        for one in list(self.open):
+            one.disconnect("the engine shuts down")
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+
+def _together(members: Sequence[Subscription[Any]]) -> list[Choice]:
+    """The choices of many subscriptions for one read."""
+    choices = list(dict.fromkeys(one.choice for one in members))
+    if len(choices) <= _CHOICES:
+        return choices
+    families = 0
+    for one in choices:
+        families |= one.families
+    return [Choice(families)]

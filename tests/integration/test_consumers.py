@@ -1,0 +1,383 @@
+"""Durable consumers: effects in the same database happen once for each event, whoever dies and whoever works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+import flowfabric as ff
+from flowfabric.client import consumer as module
+from flowfabric.errors import CursorRefused, InvalidInput, NotFound
+from flowfabric.values.event import CompletionEvent, EventCursor, EventFilter
+from tests import sampling
+from tests.each import each
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
+from tests.support import started
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+PATIENCE = 30.0
+START = EventCursor()
+
+
+async def end_some(engine: ff.Engine, count: int, **fields: Any) -> list[ff.ExecutionId]:
+    ended = []
+    for _ in range(count):
+        held = await started(engine, **fields)
+        await engine.complete(held.handle)
+        ended.append(held.execution_id)
+    return ended
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(consumer: ff.Consumer, engine: ff.Engine, handle: Any) -> Any:
+    stop = asyncio.Event()
+    task = asyncio.ensure_future(consumer.run(engine, handle, stop=stop))
+    try:
+        yield task
+    finally:
+        stop.set()
+        async with asyncio.timeout(PATIENCE):
+            await task
+
+
+class Ledger:
+    """The effect: one row for each event."""
+
+    def __init__(self, sql: asyncpg.Connection[Any]) -> None:
+        self.sql = sql
+
+    async def add(self, connection: Any, events: Sequence[Any]) -> None:
+        await connection.executemany(
+            "insert into ledger values ($1, $2)", [(one.execution_id, one.cursor.position) for one in events]
+        )
+
+    async def ids(self) -> list[Any]:
+        return [ff.ExecutionId(row["id"]) for row in await self.sql.fetch("select id from ledger order by position")]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def ledger(sql: asyncpg.Connection[Any]) -> AsyncIterator[Ledger]:
+    await sql.execute("create table ledger (id uuid, position bigint)")
+    yield Ledger(sql)
+    await sql.execute("drop table ledger")
+
+
+async def test_a_consumer_acts_on_every_event_once_over_runs(database: str, ledger: Ledger) -> None:
+    async with await ff.Engine.connect(database) as engine:
+        before = await end_some(engine, 2)
+        late = ff.Consumer("late", family="completion")
+        assert await late.run_once(engine, ledger.add) == 0  # begins now
+        whole = ff.Consumer("whole", family="completion", start=START, batch=2)
+        assert await whole.run_once(engine, ledger.add) == 2
+        ended = await end_some(engine, 5)
+        assert await whole.run_once(engine, ledger.add) == 5
+        assert await whole.run_once(engine, ledger.add) == 0
+        assert await ledger.ids() == before + ended
+        assert await late.run_once(engine, ledger.add) == 5
+
+
+async def test_a_running_consumer_gets_events_as_they_come_and_holds_no_connection_meanwhile(database: str) -> None:
+    got: list[Any] = []
+
+    async def handle(connection: Any, events: Sequence[CompletionEvent]) -> None:
+        assert connection.is_in_transaction()
+        got.extend(one.execution_id for one in events)
+
+    async with await ff.Engine.connect(database, max_size=1) as engine:
+        async with running(ff.Consumer("c", family="completion"), engine, handle):
+            await until(lambda: _works(engine, "c"))
+            for _ in range(3):
+                ended = await end_some(engine, 2)
+
+                async def arrived(expected: list[Any] = ended) -> bool:
+                    return got[-2:] == expected
+
+                await until(arrived)
+        assert len(got) == 6
+        (record,) = await engine.list_consumers()
+        assert (record.instance, record.handled, record.failures) == (None, 6, 0)
+
+
+async def _works(engine: ff.Engine, name: str) -> bool:
+    return any(one.name == name and one.instance is not None for one in await engine.list_consumers())
+
+
+async def test_a_function_that_fails_leaves_nothing_and_gets_the_events_again(
+    database: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
+    async with await ff.Engine.connect(database) as engine:
+        ended = await end_some(engine, 4)
+        calls: list[int] = []
+
+        async def handle(connection: Any, events: Sequence[Any]) -> None:
+            calls.append(len(events))
+            await ledger.add(connection, events)
+            if len(calls) == 1:
+                raise LookupError("no such invoice; dsn postgres://u:secret@h/d")
+            if len(calls) == 2:
+                (record,) = await engine.list_consumers()
+                assert record.failures == 1
+                assert record.failure is not None
+                assert record.failure.startswith("LookupError: no such invoice")
+                assert "secret" not in record.failure
+                await connection.execute("select 1/0")
+
+        async with running(ff.Consumer("c", family="completion", start=START), engine, handle):
+
+            async def all_there() -> bool:
+                return len(await ledger.ids()) >= 4
+
+            await until(all_there)
+        assert await ledger.ids() == ended
+        assert calls == [4, 1, 1, 3]  # one at a time after a failure, until it is past
+        (record,) = await engine.list_consumers()
+        assert (record.failures, record.failure) == (0, None)
+
+
+async def test_one_process_works_at_a_time_and_another_takes_over(
+    database: str, ledger: Ledger, sql: asyncpg.Connection[Any]
+) -> None:
+    async with await ff.Engine.connect(database) as one, await ff.Engine.connect(database) as other:
+        consumer = ff.Consumer("c", family="completion", start=START)
+        inside, leave = asyncio.Event(), asyncio.Event()
+
+        async def slow(connection: Any, events: Sequence[Any]) -> None:
+            await ledger.add(connection, events)
+            inside.set()
+            await leave.wait()
+
+        await end_some(one, 1)
+        await consumer.register(one)
+        first = asyncio.ensure_future(one.consume("c", slow))
+        await inside.wait()
+        assert (await other.consume("c", ledger.add)).code == "busy"  # its transaction is open
+        leave.set()
+        assert (await first).handled == 1
+        await end_some(one, 1)
+        held = await other.consume("c", ledger.add)
+        assert held.code == "held"
+        assert held.left.total_seconds() > 5
+        await one.leave_consumer("c")
+        assert (await other.consume("c", ledger.add)).handled == 1
+        # One that died without a word is waited for as long as it said.
+        await sql.execute("update flowfabric.consumer set until = clock_timestamp() - interval '1 ms'")
+        assert (await one.consume("c", ledger.add)).code == "taken"
+        assert len(await ledger.ids()) == 2
+
+
+async def test_effects_of_a_transaction_that_is_cut_off_do_not_exist(
+    database: str, ledger: Ledger, sql: asyncpg.Connection[Any]
+) -> None:
+    async with await ff.Engine.connect(database) as engine:
+        ended = await end_some(engine, 3)
+        consumer = ff.Consumer("c", family="completion", start=START)
+
+        async def cut(connection: Any, events: Sequence[Any]) -> None:
+            await ledger.add(connection, events)
+            await sql.execute("select pg_terminate_backend($1)", connection.get_server_pid())
+
+        with pytest.raises(Exception):  # noqa: B017 - whichever the driver raises
+            await consumer.run_once(engine, cut)
+        assert await ledger.ids() == []
+        assert await consumer.run_once(engine, ledger.add) == 3
+        assert await ledger.ids() == ended
+
+
+async def test_a_task_is_submitted_once_for_each_event(database: str) -> None:
+    app = ff.App(database)
+
+    @app.task
+    async def invoice(execution_id: str) -> str:
+        return execution_id
+
+    async def handle(connection: Any, events: Sequence[CompletionEvent]) -> None:
+        for event in events:
+            await invoice.submit_in(connection, str(event.execution_id))
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("after the submissions")
+
+    failed: list[int] = []
+    async with await ff.Engine.connect(database) as engine:
+        await end_some(engine, 3, execution_kind="order")
+        chosen = EventFilter(kind="order")
+        consumer = ff.Consumer("invoices", family="completion", filter=chosen, start=START)
+        with pytest.raises(RuntimeError):
+            await consumer.run_once(app, handle)
+        assert len((await engine.find_executions(kinds=["invoice"])).items) == 0
+        assert await consumer.run_once(app, handle) == 3
+        assert len((await engine.find_executions(kinds=["invoice"])).items) == 3
+    await app.close()
+
+
+async def test_another_definition_is_refused_unless_it_is_meant(database: str) -> None:
+    async with await ff.Engine.connect(database) as engine:
+        cursor = await ff.Consumer("c", family="completion").register(engine)
+        await end_some(engine, 1)
+        assert await ff.Consumer("c", family="completion").register(engine) == cursor
+        with pytest.raises(InvalidInput, match="takes other events: completion") as refused:
+            await ff.Consumer("c", family="lease").register(engine)
+        assert refused.value.field == "families"
+        with pytest.raises(InvalidInput) as refused:
+            await ff.Consumer("c", family="completion", filter=EventFilter(kind="x")).register(engine)
+        assert refused.value.field == "filter"
+        other = ff.Consumer("c", family="completion", filter=EventFilter(kind="x"), redefine=True)
+        assert await other.register(engine) == cursor
+        (record,) = await engine.list_consumers()
+        assert (record.families, record.filter, record.cursor) == (("completion",), {"kind": "x"}, cursor)
+        assert record.lag == 2
+
+
+async def test_an_operator_moves_and_deletes_it(database: str) -> None:
+    async with await ff.Engine.connect(database) as engine:
+        got: list[Any] = []
+
+        async def handle(connection: Any, events: Sequence[Any]) -> None:
+            got.extend(events)
+
+        await end_some(engine, 3)
+        consumer = ff.Consumer("c", family="completion")
+        await consumer.register(engine)
+        await engine.set_consumer("c", START)
+        assert await consumer.run_once(engine, handle) == 3
+        await engine.set_consumer("c", got[0].cursor)
+        assert await consumer.run_once(engine, handle) == 2
+        await engine.set_consumer("c", START)
+        await engine.set_consumer("c", None)
+        assert await consumer.run_once(engine, handle) == 0
+        with pytest.raises(CursorRefused, match="cursor_ahead"):
+            await engine.set_consumer("c", EventCursor(10**9))
+        with pytest.raises(NotFound):
+            await engine.set_consumer("other", None)
+        assert await engine.delete_consumer("c")
+        assert not await engine.delete_consumer("c")
+        with pytest.raises(NotFound):
+            await engine.consume("c", handle)
+
+
+async def test_a_consumer_whose_events_were_removed_stops_and_says_so(
+    database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    async with await ff.Engine.connect(database) as engine:
+        await end_some(engine, 1)
+        consumer = ff.Consumer("c", family="completion", start=EventCursor(2))
+        await consumer.register(engine)
+        await sql.execute(
+            "update flowfabric.deployment set event_floor = (select max(seq) from flowfabric.event);"
+            " truncate flowfabric.event"
+        )
+
+        async def handle(connection: Any, events: Sequence[Any]) -> None:
+            raise AssertionError("there is nothing to act on")
+
+        with pytest.raises(CursorRefused, match="cursor_expired"):
+            await consumer.run(engine, handle)
+        (record,) = await engine.list_consumers()
+        assert record.is_expired
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"name": ""}, "name"),
+    ({"name": "x\x00"}, "name"),
+    ({"name": 5}, "name"),
+    ({"family": "leases"}, "families"),
+    ({"family": "lease", "families": ["lease"]}, "family"),
+    ({"batch": 0}, "batch"),
+    ({"batch": 10_001}, "batch"),
+    ({"start": "x"}, "cursor"),
+    ({"filter": EventFilter(instance_tag=("", "x"))}, "filter.instance_tag"),
+]
+
+
+@each(("arguments", "field"), BAD)
+async def test_bad_input_is_named(
+    plain_engine: ff.Engine, arguments: dict[str, Any], field: str, ledger: Ledger
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        await ff.Consumer(**{"name": "c", **arguments}).register(plain_engine)
+    assert refused.value.field == field
+    assert await plain_engine.list_consumers() == []
+
+
+PROGRAM = textwrap.dedent(
+    """
+    import asyncio, sys
+    import flowfabric as ff
+    from flowfabric.values.event import EventCursor
+
+    async def handle(connection, events):
+        await connection.executemany(
+            "insert into ledger values ($1, $2)", [(one.execution_id, one.cursor.position) for one in events]
+        )
+
+    async def main():
+        async with await ff.Engine.connect(sys.argv[1]) as engine:
+            await ff.Consumer("c", family="completion", start=EventCursor(), batch=3).run(engine, handle)
+
+    asyncio.run(main())
+    """
+)
+
+
+async def test_processes_that_are_killed_act_on_every_completion_exactly_once(
+    database: str, tmp_path: Path, ledger: Ledger, sql: asyncpg.Connection[Any]
+) -> None:
+    program = tmp_path / "consumer.py"
+    program.write_text(PROGRAM)
+    count = sampling.examples(50, 3)
+    chance = random.Random(1)
+    ended: list[Any] = []
+    async with await ff.Engine.connect(database) as engine:
+        for _ in range(count):
+            processes = [await asyncio.create_subprocess_exec(sys.executable, str(program), database) for _ in range(2)]
+            ended += await end_some(engine, 10)
+            seen = len(await ledger.ids())
+
+            async def moves(seen: int = seen) -> bool:
+                return len(await ledger.ids()) > seen
+
+            await until(moves)
+            await end_some_into(engine, ended, chance.randint(1, 5))
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+                await process.wait()
+            # Nobody waits for processes that are gone.
+            await sql.execute("update flowfabric.consumer set until = null, instance = null")
+
+        async def nothing(connection: Any, events: Sequence[Any]) -> None:
+            await ledger.add(connection, events)
+
+        await ff.Consumer("c", family="completion", start=START).run_once(engine, nothing)
+    assert await ledger.ids() == ended
+
+
+async def end_some_into(engine: ff.Engine, ended: list[Any], count: int) -> None:
+    ended += await end_some(engine, count)

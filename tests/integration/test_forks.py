@@ -1,0 +1,355 @@
+"""Forks: a new execution that begins with the recorded steps of another, and leaves that one alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+import pytest_asyncio
+
+import flowfabric as ff
+from flowfabric.errors import InvalidInput, NotFound, StateError, TaskFailed, Unavailable
+from flowfabric.values.lane import LaneState
+from flowfabric.values.step import NewStep
+from tests.each import each
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
+from tests.support import started, submit
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+PATIENCE = 30.0
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def app(database: str) -> AsyncIterator[ff.App]:
+    made = ff.App(database, name="forks")
+    yield made
+    await made.close()
+
+
+@contextlib.asynccontextmanager
+async def working(app: ff.App) -> AsyncIterator[ff.Worker]:
+    async with ff.Worker(app, poll=0.05) as worker, asyncio.timeout(PATIENCE):
+        yield worker
+
+
+class Did:
+    """What steps really did."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __call__(self, what: str) -> str:
+        self.calls.append(what)
+        return what
+
+
+async def test_a_fork_keeps_the_steps_before_one_and_does_the_rest_anew(app: ff.App) -> None:
+    did = Did()
+
+    @app.task
+    async def write(ctx: ff.Context, topic: str, tone: str = "dry") -> list[str]:
+        found = await ctx.step("research", lambda: did(f"research {topic}"))
+        first = await ctx.step("draft", lambda: did(f"draft {tone}"))
+        again = await ctx.step("draft", lambda: did(f"again {tone}"))
+        return [found, first, again]
+
+    async with working(app):
+        run = await write.submit("frogs", tags={"tenant": "x"}, priority=7, idempotency_key="k")
+        assert await run.result() == ["research frogs", "draft dry", "again dry"]
+        before = await run.get()
+        steps = await run.steps()
+        fork = await run.fork(before="draft", payload={"tone": "lively"})
+        assert await fork.result() == ["research frogs", "draft lively", "again lively"]
+        second = await run.fork(before=("draft", 1))
+        assert await second.result() == ["research frogs", "draft dry", "again dry"]
+        whole = await run.fork()
+        assert await whole.result() == ["research frogs", "draft dry", "again dry"]
+    assert did.calls == [
+        "research frogs", "draft dry", "again dry",  # the first run
+        "draft lively", "again lively",
+        "again dry",
+    ]  # fmt: skip
+    assert (await run.get()) == before
+    assert (await run.steps()) == steps
+    made = await fork.get()
+    assert (made.forked_from, made.forked_before) == (run.execution_id, "draft")
+    assert (made.tags, made.priority, made.lane_id) == (before.tags, 7, before.lane_id)
+    assert (made.idempotency_key, made.parent_id, made.flow_id) == (None, None, None)
+    assert (await second.get()).forked_before == "draft (1)"
+    assert (await whole.get()).forked_before is None
+    client = await app.client()
+    listed = {one.execution_id: one.forked_from for one in (await client.find(tag=("tenant", "x"))).items}
+    assert listed == {
+        run.execution_id: None,
+        fork.execution_id: run.execution_id,
+        second.execution_id: run.execution_id,
+        whole.execution_id: run.execution_id,
+    }
+
+
+async def test_concurrent_steps_before_the_fork_are_kept_in_the_order_they_were_recorded(app: ff.App) -> None:
+    did = Did()
+    order = asyncio.Event()
+
+    @app.task
+    async def gather(ctx: ff.Context) -> list[str]:
+        async def slow() -> str:
+            await order.wait()
+            return did("slow")
+
+        async def quick() -> str:
+            return did("quick")
+
+        async def last() -> str:
+            found = await ctx.step("quick", quick)
+            order.set()
+            return found
+
+        return [*await asyncio.gather(ctx.step("slow", slow), last()), await ctx.step("end", lambda: did("end"))]
+
+    async with working(app):
+        run = await gather.submit()
+        assert await run.result() == ["slow", "quick", "end"]
+        # `slow` was recorded after `quick`: a fork before it has only `quick`.
+        fork = await run.fork(before="slow")
+        assert await fork.result() == ["slow", "quick", "end"]
+    assert did.calls == ["quick", "slow", "end", "slow", "end"]
+
+
+async def test_results_of_children_are_remembered_and_open_children_are_submitted_again(app: ff.App) -> None:
+    did = Did()
+
+    @app.task
+    async def child(name: str) -> str:
+        return did(name)
+
+    @app.task
+    async def parent(ctx: ff.Context) -> list[str]:
+        first = await (await child.submit("first")).result()
+        other = await child.submit("second")
+        await ctx.step("between", lambda: did("between"))
+        return [first, await other.result()]
+
+    async with working(app):
+        run = await parent.submit()
+        assert await run.result() == ["first", "second"]
+        fork = await run.fork(before="between")
+        assert await fork.result() == ["first", "second"]
+        assert sorted(did.calls) == sorted(["first", "second", "between", "second", "between"])
+        whole = await run.fork()
+        assert await whole.result() == ["first", "second"]
+    assert len(did.calls) == 5
+    children = [one.name for one in await fork.children()]
+    assert children == ["child"]
+
+
+async def test_waits_are_asked_again(app: ff.App) -> None:
+    did = Did()
+
+    @app.task
+    async def publish(ctx: ff.Context) -> list[Any]:
+        draft = await ctx.step("draft", lambda: did("draft"))
+        signal = await ctx.wait_for("approval")
+        return [draft, signal.payload, await ctx.step("publish", lambda: did("publish"))]
+
+    async def answered(run: ff.Run[Any], payload: str) -> list[Any]:
+        while not await run.waits():
+            await asyncio.sleep(0.01)
+        await run.signal(payload=payload)
+        return await run.result()  # type: ignore[no-any-return]
+
+    async with working(app):
+        run = await publish.submit()
+        assert await answered(run, "yes") == ["draft", "yes", "publish"]
+        fork = await run.fork(before="publish")
+        assert await answered(fork, "maybe") == ["draft", "maybe", "publish"]
+        whole = await run.fork()
+        assert await answered(whole, "no") == ["draft", "no", "publish"]
+    assert did.calls == ["draft", "publish", "publish"]
+
+
+async def test_a_running_execution_can_be_forked_and_a_failed_one_too(app: ff.App) -> None:
+    did = Did()
+    goes_on, fails = asyncio.Event(), [True]
+
+    @app.task
+    async def work(ctx: ff.Context) -> str:
+        await ctx.step("first", lambda: did("first"))
+        if fails[0]:
+            await goes_on.wait()
+            await ctx.step("broken", lambda: 1 // 0)
+        return await ctx.step("last", lambda: did("last"))
+
+    async with working(app):
+        run = await work.submit()
+        while not await run.steps():
+            await asyncio.sleep(0.01)
+        fails[0] = False
+        fork = await run.fork()
+        assert await fork.result() == "last"
+        goes_on.set()
+        with pytest.raises(TaskFailed):
+            await run.result()
+        again = await run.fork(before="broken")
+        assert await again.result() == "last"
+        # A failed step is not a result: the fork tries it, and here the code no longer asks for it.
+        third = await run.fork()
+        assert await third.result() == "last"
+    assert did.calls == ["first", "last", "last", "last"]
+
+
+async def test_a_fork_that_is_retried_and_forked_keeps_its_steps(app: ff.App) -> None:
+    did = Did()
+    attempts: list[int] = []
+
+    @app.task(retry=ff.RetryPolicy(max_retries=2, backoff=ff.Fixed(0.01)))
+    async def work(ctx: ff.Context) -> str:
+        await ctx.step("first", lambda: did("first"))
+        attempts.append(1)
+        if len(attempts) in (2, 3):
+            raise LookupError("not yet")
+        return await ctx.step("second", lambda: did("second"))
+
+    async with working(app):
+        run = await work.submit()
+        await run.result()
+        fork = await run.fork(before="second")
+        assert await fork.result() == "second"
+        assert (await fork.get()).retry_count == 2
+        of_the_fork = await fork.fork(before="second")
+        assert await of_the_fork.result() == "second"
+    assert did.calls == ["first", "second", "second", "second"]
+    assert (await of_the_fork.get()).forked_from == fork.execution_id
+
+
+async def test_a_fork_with_other_arguments_may_take_another_branch(app: ff.App) -> None:
+    did = Did()
+
+    @app.task
+    async def work(ctx: ff.Context, path: str) -> list[str]:
+        return [await ctx.step(path, lambda: did(path)), await ctx.step("end", lambda: did("end"))]
+
+    async with working(app):
+        run = await work.submit("a")
+        await run.result()
+        fork = await run.fork(before="end", payload={"path": "b"})
+        assert await fork.result() == ["b", "end"]
+        assert (await fork.get()).total_attempt_count == 1
+    assert did.calls == ["a", "end", "b", "end"]
+
+
+async def test_a_node_of_a_flow_is_forked_with_its_arguments(app: ff.App) -> None:
+    did = Did()
+
+    @app.task
+    async def first() -> str:
+        return did("first")
+
+    @app.task
+    async def second(ctx: ff.Context, given: str) -> str:
+        await ctx.step("one", lambda: did(f"one {given}"))
+        return await ctx.step("two", lambda: did(f"two {given}"))
+
+    flow = app.flow("f")
+    flow.add(second, flow.add(first, name="first"), name="second")
+    async with working(app):
+        run = await flow.submit()
+        await run.result()
+        node = run["second"]
+        with pytest.raises(InvalidInput) as refused:
+            await node.fork(before="two")
+        assert refused.value.field == "payload"
+        fork = await node.fork(before="two", payload={"given": "other"})
+        assert await fork.result() == "two other"
+        assert (await fork.get()).flow_id is None
+    assert did.calls == ["first", "one first", "two first", "two other"]
+
+
+async def test_a_fork_is_refused_with_a_reason_and_nothing_is_made(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    engine = plain_engine
+    held = await started(engine)
+    await engine.record_steps([(held.handle, NewStep(name=name, result=b"1")) for name in ("a", "b")])
+    with pytest.raises(InvalidInput, match="has not recorded c") as refused:
+        await engine.fork_execution(held.execution_id, before_step=("c", 0))
+    assert (refused.value.field, refused.value.allowed) == ("before_step", "a, b")
+    with pytest.raises(InvalidInput, match=r"has not recorded a \(1\)"):
+        await engine.fork_execution(held.execution_id, before_step=("a", 1))
+    with pytest.raises(NotFound):
+        await engine.fork_execution(engine.mint_id(), before_step=None)
+    await engine.set_lane_state("default", LaneState.DRAINING)
+    with pytest.raises(StateError, match="lane_closed"):
+        await engine.fork_execution(held.execution_id, before_step=None)
+    assert await sql.fetchval("select count(*) from flowfabric.execution") == 1
+    assert await sql.fetchval("select count(*) from flowfabric.step") == 2
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"before_step": "a"}, "before_step"),
+    ({"before_step": ("", 0)}, "before_step"),
+    ({"before_step": ("a", -1)}, "before_step"),
+    ({"before_step": ("a\x00", 0)}, "before_step"),
+    ({"before_step": None, "payload": "text"}, "payload"),
+    ({"before_step": None, "payload_encoding": "x"}, "payload_encoding"),
+    ({"before_step": None, "creator_identity": "x" * 300}, "creator_identity"),
+]
+
+
+@each(("arguments", "field"), BAD)
+async def test_bad_input_is_named(plain_engine: ff.Engine, arguments: dict[str, Any], field: str) -> None:
+    made = await submit(plain_engine)
+    with pytest.raises(InvalidInput) as refused:
+        await plain_engine.fork_execution(made, **arguments)
+    assert refused.value.field == field
+
+
+async def test_a_payload_that_does_not_fit_the_task_is_refused(app: ff.App) -> None:
+    @app.task
+    async def work(count: int) -> int:
+        return count
+
+    async with working(app):
+        run = await work.submit(1)
+        await run.result()
+        for payload, field in (({"count": "x"}, "count"), ({"other": 1}, "other"), ([1], "payload")):
+            with pytest.raises(InvalidInput) as refused:
+                await run.fork(payload=payload)  # type: ignore[arg-type]
+            assert refused.value.field == field
+        client = await app.client()
+        with pytest.raises(NotFound):
+            await client.fork(client.engine.mint_id(), payload={"count": 1})
+        assert len((await client.find()).items) == 1
+
+
+class Bound:
+    """A codec that binds what it stores to its execution."""
+
+    name = "bound"
+    binds = True
+
+    def encode(self, data: bytes, execution_id: Any, /) -> bytes:
+        return data
+
+    def decode(self, data: bytes, execution_id: Any, /) -> bytes:
+        return data
+
+
+async def test_codecs_that_bind_refuse_forks(database: str) -> None:
+    app = ff.App(database, name="bound", codecs=[Bound()])
+    client = await app.client()
+    with pytest.raises(Unavailable):
+        await client.fork(client.engine.mint_id())
+    await app.close()
