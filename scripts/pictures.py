@@ -1,4 +1,4 @@
-"""Draws the pictures of the documentation: flows, with the code of `flowfabric flow export`, and the life of a stream.
+"""Draws the pictures of the documentation: flows, with the code of `flowfabric flow export`, streams and cursors.
 
     python scripts/pictures.py           write docs/concepts/*.svg
     python scripts/pictures.py --check   change nothing; exit 1 and name the pictures that differ
@@ -213,6 +213,59 @@ def life_of_a_stream() -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
+class Reading(NamedTuple):
+    """What a subscription finds after its cursor, what it does then, and the colour of that."""
+
+    finds: str
+    does: str
+    state: State
+
+
+CURSOR = (
+    Reading("stored events", "reads pages", State.ACTIVE),
+    Reading("the end of the log", "joins the loop", State.WAITING),
+    Reading("events were removed", "cursor_expired", State.FAILED),
+    Reading("the log does not reach it", "cursor_ahead", State.FAILED),
+)
+AFTERWARDS = (
+    Reading("an event", "yields it, with its cursor", State.COMPLETED),
+    Reading("30 s without a database", "StreamDisconnected", State.EXPIRED),
+)
+
+
+def life_of_a_cursor() -> str:
+    """Return the SVG of what happens to a cursor: given on the left, what the log says to it, and what comes of it."""
+    height = 16 + _ROW * len(CURSOR)
+    middle = 16 + (_ROW * len(CURSOR) - (_ROW - _HIGH)) / 2
+    right = 760
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 948 {height}" width="948" height="{height}" '
+        "font-family=\"ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace\" font-size=\"11\">",
+        "<title>The life of a cursor</title>",
+        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" markerHeight="8" '
+        f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="{LINE}"/></marker></defs>',
+        *_box(_LEFT, middle - _HIGH / 2, "subscribe(after=cursor)", State.DELAYED),
+        _note(_LEFT + _WIDE / 2, middle - 22, "a stored cursor"),
+        _note(_LEFT + _WIDE / 2, middle + 30, "stored again after acting"),
+    ]
+    for number, reading in enumerate(CURSOR):
+        y = 16 + _ROW * number + _HIGH / 2
+        lines += [
+            _arrow(_LEFT + _WIDE, middle, _MIDDLE, y),
+            _note(_MIDDLE - 12, y - 6, reading.finds, anchor="end"),
+            *_box(_MIDDLE, y - _HIGH / 2, reading.does, reading.state),
+        ]
+    for number, reading in enumerate(AFTERWARDS):
+        y = 16 + _ROW * number + _HIGH / 2
+        lines += [
+            _arrow(_MIDDLE + _WIDE, 16 + _HIGH / 2, right, y),
+            _arrow(_MIDDLE + _WIDE, 16 + _ROW + _HIGH / 2, right, y),
+            *_box(right, y - _HIGH / 2, reading.does, reading.state),
+        ]
+    lines.append(_note(right + _WIDE / 2, 16 + _ROW * 2 + 14, "with the cursor to continue with"))
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
 def _box(x: float, y: float, text: str, state: State) -> list[str]:
     look = LOOKS[state]
     return [
@@ -235,7 +288,10 @@ def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 def drawn() -> dict[str, str]:
     """Return every picture by the name of its file."""
-    return {f"{name}.svg": picture(name) for name in SAMPLES} | {"stream.svg": life_of_a_stream()}
+    return {f"{name}.svg": picture(name) for name in SAMPLES} | {
+        "stream.svg": life_of_a_stream(),
+        "cursor.svg": life_of_a_cursor(),
+    }
 
 
 def main() -> int:

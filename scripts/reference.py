@@ -33,13 +33,25 @@ from flowfabric.bridges import psycopg as bridge_psycopg
 from flowfabric.bridges import sqlalchemy as bridge_sqlalchemy
 from flowfabric.client import Submission, SyncFlowRun, SyncRun
 from flowfabric.contracts import signature
-from flowfabric.engine import audit, cascades, children, edges, flow_cancel, flow_reads, reads, siblings, timers
+from flowfabric.engine import (
+    audit,
+    cascades,
+    children,
+    edges,
+    flow_cancel,
+    flow_reads,
+    followers,
+    reads,
+    siblings,
+    timers,
+)
 from flowfabric.values import (
     attempt,
     budget,
     callback,
     child,
     conditions,
+    consumer,
     event,
     execution,
     failure,
@@ -218,6 +230,9 @@ def clients_page() -> str:
     ]
     for cls in (ff.AsyncClient, ff.Run, Submission, ff.Client, SyncRun):
         lines += _documented(cls, inherited=True)
+    lines += ["## Events", "", "How to use them: [follow events](../guides/follow-events.md).", ""]
+    for cls in (ff.Consumer, followers.Subscription):
+        lines += _documented(cls, level=3)
     lines += ["## Callbacks", "", *_documented(callbacks.Received, level=3)]
     lines += [*_function(ff.callback_text), *_function(ff.parse_callback)]
     lines += ["## Server-sent events", "", _paragraphs(sse.__doc__), ""]
@@ -293,7 +308,7 @@ def records_page() -> str:
         ("Streams", [stream]),
         ("Waits", [wait, signal, callback, keystore, conditions]),
         ("Flows", [flow, graph, joins, flow_reads, cascades, siblings, flow_cancel, children, edges]),
-        ("Lanes, workers, schedules, events", [lane, worker_values, schedule, event, page, timers, audit]),
+        ("Lanes, workers, schedules, events", [lane, worker_values, schedule, event, consumer, page, timers, audit]),
         ("Budgets and quotas", [budget, quota, held, spending]),
         ("Grants", [grant]),
         ("Words", [words]),

@@ -54,6 +54,15 @@ SAYS = {
         "upload: done in attempt 2",
     ],
     "encrypted_payloads.py": ["see a doctor", r"json\+aes-gcm-\w+@, unreadable"],
+    "exactly_once_consumer.py": [
+        r"\Athe program dies after the inserts: 0 invoices\nagain: 3 events\nonce more: 0 events\n3 invoices\n\Z"
+    ],
+    "follow_tenant.py": [r"\Abill 0: success\nbill 1: success\nstored 13 bytes, and begins again\nbill 2: failed\n\Z"],
+    "fork_from_a_step.py": [
+        r"\Asearching for fjords \(this is expensive\)\nsober: a fact about fjords and another fact about fjords\n"
+        r"cheerful: a fact about fjords and another fact about fjords\nforked from the first: True\n"
+        r"the first is unchanged: sober: .*\n\Z"
+    ],
     "fan_in.py": [
         "the token of db at cache: unauthorized",
         r"db: accepted\ncache: accepted\nflags: resumed\nv7: db migrated, cache warm, flags set\n\Z",

@@ -108,13 +108,14 @@ async def _print_stored(
     """Print what is in the log now."""
     end = (await engine.count_events()).cursor
     cursor = start
-    while cursor.position < end.position:
+    while True:  # once at least: a wrong cursor is refused
         found = await engine.read_events(family=families, after=cursor, filter=chosen)
         for event in found.items:
             page.show(event)
-        if found.next_cursor is None or found.next_cursor == cursor:
+        is_done = found.next_cursor is None or found.next_cursor == cursor or found.next_cursor.position >= end.position
+        cursor = found.next_cursor or cursor
+        if is_done:
             break
-        cursor = found.next_cursor
     page.end(cursor)
 
 

@@ -17,6 +17,8 @@ language plpgsql security definer as $$
 declare
     v_now timestamptz;
     v_before bigint;    -- the place of the step in the order of the record
+    v_limits bigint;
+    v_route integer;
     e flowfabric.execution;
 begin
     perform flowfabric.require_read_committed();
@@ -52,13 +54,28 @@ begin
         return next;
         return;
     end if;
+    v_route := e.route;
+    if e.limits is not null then
+        -- A budget of a single run or flow is not passed on.
+        select flowfabric.intern_limits(
+                   array(select b.id from unnest(l.budget_ids) as b (id)
+                         where not exists (select from flowfabric.budget o where o.id = b.id and o.owner_id is not null)),
+                   l.quota_ids, e.tags)
+        into v_limits
+        from flowfabric.limit_set l where l.digest = e.limits limit 1;
+        if v_limits is null then
+            select (flowfabric.resolve_routes(array[r.lane], array[r.kind], array[array_to_string(r.capabilities, ',')], null,
+                                              v_now))[1]
+            into v_route from flowfabric.route r where r.id = e.route;
+        end if;
+    end if;
     insert into flowfabric.execution
-        (partition, id, route, created_at, namespace, creator, payload, payload_encoding, policy, budget_ids,
-         quota_policy_id, state, blocking_reason, pending, priority, tags, transitioned_at, forked_from, forked_before)
+        (partition, id, route, created_at, namespace, creator, payload, payload_encoding, policy, limits, state,
+         blocking_reason, pending, priority, tags, transitioned_at, forked_from, forked_before)
     values
-        (p_new_partition, p_new_id, e.route, v_now, e.namespace, coalesce(p_creator, ''), coalesce(p_payload, e.payload),
-         case when p_payload is null then e.payload_encoding else p_encoding end, e.policy, e.budget_ids,
-         e.quota_policy_id, 'waiting', 'waiting_for_worker', 'first', e.priority, e.tags, v_now, p_id,
+        (p_new_partition, p_new_id, v_route, v_now, e.namespace, coalesce(p_creator, ''), coalesce(p_payload, e.payload),
+         case when p_payload is null then e.payload_encoding else p_encoding end, e.policy, v_limits, 'waiting',
+         'waiting_for_worker', 'first', e.priority, e.tags, v_now, p_id,
          p_name || case when p_n > 0 then ' (' || p_n || ')' else '' end);
     with recorded as materialized (
         select s.*, row_number() over (order by s.recorded_at, s.ctid) as place

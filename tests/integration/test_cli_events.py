@@ -1,0 +1,181 @@
+"""`flowfabric events`, `consumers` and `fork`, and what `doctor` says about consumers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import asyncpg
+
+import flowfabric as ff
+from flowfabric.values.event import EventCursor
+from flowfabric.values.ids import FlowId, mint_uuid
+from flowfabric.values.lease import Operator
+from flowfabric.values.step import NewStep
+from tests.each import each
+from tests.integration.test_cli import call
+from tests.kept import (  # noqa: F401 - fixtures
+    kept_clock,
+    kept_database,
+    kept_engine,
+    kept_plain_engine,
+    kept_sql,
+    kept_state,
+    the_keeper,
+)
+from tests.support import Clock, started, submit_member
+
+
+async def ended(engine: ff.Engine, **fields: Any) -> ff.ExecutionId:
+    held = await started(engine, **fields)
+    await engine.complete(held.handle)
+    return held.execution_id
+
+
+async def test_events_are_printed_by_family_and_filter(plain_engine: ff.Engine, database: str) -> None:
+    engine = plain_engine
+    first = await ended(engine, namespace="acme", tags={"t": "x"}, execution_kind="bill")
+    second = await ended(engine, execution_kind="ship")
+    flow = FlowId(mint_uuid())
+    member = await submit_member(engine, flow)
+    await engine.cancel(Operator(member), "no")
+    said = await call("events", dsn=database)
+    assert [line.split("  ")[1].strip() for line in said.out.splitlines()] == [
+        "lease acquired", "success", "lease acquired", "success", "cancelled",
+    ]  # fmt: skip
+    assert str(first) in said.out
+    assert "continue with --after" in said.err
+    for options, found in (
+        (["--family", "completion"], [first, second, member]),
+        (["--family", "completion", "--namespace", "acme"], [first]),
+        (["--family", "completion", "--tag", "t=x"], [first]),
+        (["--family", "completion", "--kind", "ship"], [second]),
+        (["--family", "completion", "--flow", str(flow)], [member]),
+        (["--family", "completion", "--execution", str(second)], [second]),
+        (["--family", "operator", "--family", "signal"], []),
+    ):
+        said = await call("events", *options, "--json", dsn=database)
+        assert [json.loads(line)["execution_id"] for line in said.out.splitlines()] == [str(one) for one in found]
+
+
+async def test_events_continue_after_a_cursor_and_begin_at_a_time(
+    plain_engine: ff.Engine, database: str, clock: Clock
+) -> None:
+    await ended(plain_engine)
+    lines = [json.loads(line) for line in (await call("events", "--json", dsn=database)).out.splitlines()]
+    assert [line["families"] for line in lines] == [["lease"], ["lease", "completion"]]
+    said = await call("events", "--after", lines[0]["cursor"], "--json", dsn=database)
+    assert [json.loads(line)["cursor"] for line in said.out.splitlines()] == [lines[1]["cursor"]]
+    await clock.advance(hours=1)
+    assert (await call("events", dsn=database)).out == ""
+    assert len((await call("events", "--since", "1d", dsn=database)).out.splitlines()) == 2
+    assert len((await call("events", "--after", "0", dsn=database)).out.splitlines()) == 2
+
+
+async def test_events_are_followed_as_they_come(plain_engine: ff.Engine, database: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m", "flowfabric.cli", "events", "--follow", "--family", "completion", "--json", "--dsn", database,
+        "--after", str((await plain_engine.count_events()).cursor),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        for _ in range(2):
+            made = await ended(plain_engine)
+            async with asyncio.timeout(60):
+                line = json.loads(await process.stdout.readline())
+            assert line["execution_id"] == str(made)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+BAD = [
+    (["--after", "x"], "cursor"),
+    (["--after", "9999999.0"], "cursor_ahead"),
+    (["--since", "never"], "--since"),
+    (["--after", "0", "--since", "1h"], "--after"),
+    (["--family", "leases"], "leases"),
+    (["--tag", "x"], "--tag"),
+]
+
+
+@each(("options", "words"), BAD)
+async def test_wrong_options_are_named(plain_engine: ff.Engine, database: str, options: list[str], words: str) -> None:
+    said = await call("events", *options, dsn=database, code=2)
+    assert words in said.err
+    assert said.out == ""
+
+
+async def test_consumers_are_listed_moved_and_deleted(plain_engine: ff.Engine, database: str) -> None:
+    engine = plain_engine
+    said = await call("consumers", dsn=database)
+    assert "there is no consumer" in said.err
+
+    async def nothing(*_: Any) -> None:
+        """What it does."""
+
+    await ended(engine)
+    consumer = ff.Consumer("invoices", family="completion", start=EventCursor())
+    await consumer.run_once(engine, nothing)
+    await ended(engine)
+    (row,) = json.loads((await call("consumers", "--json", dsn=database)).out)["consumers"]
+    assert (row["name"], row["lag"], row["handled"], row["families"]) == ("invoices", 2, 1, ["completion"])
+    assert "invoices" in (await call("consumers", "list", dsn=database)).out
+    said = await call("consumers", "set", "invoices", "--to", "end", "--yes", dsn=database)
+    assert said.out.endswith("0 events follow\n")
+    for where in ("start", "1d", row["cursor"]):
+        said = await call("consumers", "set", "invoices", "--to", where, "--yes", "--json", dsn=database)
+        assert json.loads(said.out)["lag"] == (2 if where == row["cursor"] else 4)
+    await call("consumers", "set", "other", "--to", "end", "--yes", dsn=database, code=1)
+    await call("consumers", "set", "invoices", "--to", "nowhere", "--yes", dsn=database, code=2)
+    await call("consumers", "delete", "invoices", dsn=database, code=2)  # cannot ask
+    assert (await call("consumers", "delete", "invoices", "--yes", dsn=database)).out == "deleted invoices\n"
+    await call("consumers", "delete", "invoices", "--yes", dsn=database, code=1)
+
+
+async def test_the_doctor_warns_of_consumers(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    async def finding() -> dict[str, Any]:
+        said = await call("doctor", "--json", dsn=database, code=1)
+        return next(one for one in json.loads(said.out)["findings"] if one["check"] == "consumers")
+
+    assert (await finding())["verdict"] == "ok"
+    await ended(plain_engine)
+    await ff.Consumer("c", family="completion", start=EventCursor(1)).register(plain_engine)
+    assert (await finding())["verdict"] == "ok"
+    await sql.execute("update flowfabric.consumer set failures = 3")
+    assert "function fails" in (await finding())["detail"]
+    await clock.advance(hours=25)
+    assert "behind by more than half" in (await finding())["detail"]
+    await sql.execute("update flowfabric.deployment set event_floor = (select max(seq) from flowfabric.event)")
+    found = await finding()
+    assert found["verdict"] == "problem"
+    said = await call("consumers", dsn=database)
+    assert "expired" in said.out
+    assert "consumers set c --to start" in said.err
+
+
+async def test_fork_starts_an_execution_and_show_says_where_it_came_from(
+    plain_engine: ff.Engine, database: str
+) -> None:
+    held = await started(plain_engine)
+    await plain_engine.record_steps([(held.handle, NewStep(name=name, result=b"1")) for name in ("a", "b")])
+    said = await call("fork", held.execution_id, "--before", "b", "--payload", '{"x": 1}', "--json", dsn=database)
+    made = json.loads(said.out)
+    assert (made["forked_from"], made["forked_before"]) == (str(held.execution_id), "b")
+    fork = ff.ExecutionId(made["execution_id"])
+    assert [step.name for step in await plain_engine.read_steps([fork])] == ["a"]
+    assert (await plain_engine.read_execution_context(fork)).input_payload == b'{"x":1}'
+    said = await call("show", fork, dsn=database)
+    assert f"{held.execution_id} before b" in said.out
+    said = await call("fork", held.execution_id, "--before", "c", dsn=database, code=2)
+    assert "has not recorded c; allowed: a, b" in said.err
+    for payload in ("[1]", "{"):
+        await call("fork", held.execution_id, "--payload", payload, dsn=database, code=2)
+    await call("fork", plain_engine.mint_id(), dsn=database, code=1)
+    assert (await call("fork", held.execution_id, dsn=database)).out.strip().endswith(f"forks {held.execution_id}")
