@@ -459,7 +459,15 @@ async def _end(flow: Flow) -> None:
     await flow.complete("c")
 
 
-@pytest.mark.parametrize(("prepare", "state"), [(_run, "active"), (_suspend, "suspended"), (_end, "completed")])
+async def _lose(flow: Flow) -> None:
+    """Another worker may take it over."""
+    held = await flow.claim("c")
+    await flow.engine.revoke_lease(held.execution_id)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "state"), [(_run, "active"), (_lose, "active"), (_suspend, "suspended"), (_end, "completed")]
+)
 @pytest.mark.parametrize("reopened", [False, True], ids=["first edge", "satisfied before"])
 async def test_a_downstream_that_runs_waits_or_has_ended_is_left_alone(
     engine: CheckedEngine, prepare: Callable[[Flow], Awaitable[None]], state: str, reopened: bool
