@@ -31,12 +31,14 @@ from flowfabric._postgres import database as database_module
 from flowfabric._postgres import listen
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.stream import NewFrame
 from flowfabric.worker import second_thread
 from flowfabric.worker import worker as worker_module
 from tests import sampling
 from tests.acceptance import worker_app
 from tests.proxy import proxies
-from tests.support import in_database
+from tests.support import in_database, started
 
 SCRIPT = Path(__file__).with_name("worker_app.py")
 PATIENCE = 60.0
@@ -317,6 +319,27 @@ def restart(data_dir: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     embedded.start(data_dir).release()
+
+
+async def test_readers_that_wait_get_everything_once_over_restarts_of_the_server(site: Site, data_dir: Path) -> None:
+    engine = (await site.app.client()).engine
+    held = [await started(engine, lease_ttl=timedelta(minutes=10)) for _ in range(sampling.examples(100, 30))]
+
+    async def read(one: Claimed) -> list[str]:
+        run: ff.Run[Any] = (await site.app.client()).run(one.execution_id)
+        return [item.text async for item in run.stream() if isinstance(item, ff.Frame)]
+
+    readers = [asyncio.create_task(read(one)) for one in held]
+    for number in range(3):
+        await until(lambda: engine.tails.count == len(held))
+        frame = NewFrame(payload=b"%d" % number, mark=number + 1)
+        await engine.append_frames([(one.handle, frame) for one in held])
+        await asyncio.to_thread(restart, data_dir)
+    for one in held:
+        await engine.complete(one.handle, b"1")
+    async with asyncio.timeout(PATIENCE):
+        assert await asyncio.gather(*readers) == [["0", "1", "2"]] * len(held)
+    await site.audit()
 
 
 async def test_a_restart_of_the_server_costs_neither_a_busy_nor_an_idle_worker_anything(
