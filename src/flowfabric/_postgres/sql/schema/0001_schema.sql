@@ -388,7 +388,7 @@ create table flowfabric.quota_policy (
 );
 create unique index quota_policy_by_name on flowfabric.quota_policy (name) where name is not null;
 
--- One row per policy and value of its key, which admissions lock: they are serial.
+-- One row per policy and value of its key, which admissions lock: they are serial while a limit is near.
 create table flowfabric.quota_head (
     policy_id uuid not null,
     key       text collate "C" not null,
@@ -403,7 +403,7 @@ create table flowfabric.quota_slot (
     partition   integer not null,
     policy_id   uuid not null,
     key         text collate "C" not null,
-    number      bigint not null,             -- given out under the lock of the head, above those that exist
+    number      bigint generated always as identity,
     admitted_at timestamptz not null,
     until       timestamptz,                 -- of a grant, or a direct caller: when it ends; null: with the run
     origin      text not null,               -- scheduler, direct
