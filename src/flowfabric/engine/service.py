@@ -55,9 +55,10 @@ _PRESENT = [
     "list_workers",
     "stream_durable_summary",
     "stream_best_effort_live",
+    "budget_admin",
+    "read_budget_usage_and_limits",
 ]
 _LATER = [
-    "budget_admin",
     "quota_admin",
     "claim_for_worker",
     "subscribe_lease_history",
@@ -66,7 +67,6 @@ _LATER = [
     "subscribe_instance_tags",
     "release_admission",
     "read_quota_policy_limits",
-    "read_budget_usage_and_limits",
 ]
 
 

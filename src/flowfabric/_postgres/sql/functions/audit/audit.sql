@@ -72,6 +72,12 @@ begin
     union all select * from flowfabric.audit_signal_order(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_signal_count(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_keystore(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_budget_limits(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_budget_held(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_budget_mark(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_budget_counters(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_budget_ledger(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_budget_rows(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_registration_facts(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_grant_state(v_low, v_high, v_from, v_to, v_now)
     union all select * from flowfabric.audit_grant_hides(v_low, v_high, v_from, v_to, v_now);
