@@ -47,7 +47,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         "validation",
         "invalid_input capability_mismatch invalid_capabilities invalid_policy_json invalid_blocking_reason"
         " payload_too_large signal_limit_exceeded invalid_token invalid_waitpoint_for_execution invalid_dependency"
-        " invalid_kid invalid_secret_hex invalid_grace_ms retention_limit_exceeded",
+        " invalid_kid invalid_secret_hex invalid_grace_ms retention_limit_exceeded invalid_budget_scope",
         "terminal",
         400,
     ),

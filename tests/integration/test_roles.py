@@ -38,7 +38,8 @@ EVERY_ROLE = """
     read_streams read_last_frames read_stream_summary
     list_pending_waitpoints read_suspension read_signals observe_signals
     describe_flow flow_progress flow_eligibility read_members read_edges read_summary read_flow_tags read_cancel_backlog
-    find_unserved list_children list_quota_policies list_quota_keys
+    find_unserved list_children read_budgets find_budgets list_budgets list_spend read_usage
+    list_quota_policies list_quota_keys
 """
 READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
@@ -58,6 +59,7 @@ WORK = """
     open_wait settle_wait refuse_signals create_waitpoint close_waitpoint record_steps
     submit_child submit_child_flow cancel_children
     append_frames count_emitted
+    create_budget use_budgets pause_for_budget reset_due_budgets collect_ended reconcile_budgets
     take_lead leave_lead look_for_due run_timers sweep submit_hooks audit_sample repair_floors
     dispatch_cascades cascade_pending
     create_quota_policy check_admission release_admission unblock_limited reconcile_quotas
@@ -72,7 +74,8 @@ OPERATE = """
     read_waitpoint_token signal_by_key resume_execution expire_waitpoint expire_suspension run_one audit
     add_to_flow stage_edges apply_edge set_group_policy set_flow_tags resolve_dependency promote_blocked
     cancel_flow_header ack_cancel_member drain_siblings delete_flow
-    set_lane_state set_schedule_paused delete_schedule mark_worker_dead update_quota_policy
+    set_lane_state set_schedule_paused delete_schedule mark_worker_dead
+    update_budget reset_budget release_budget report_usage_admin record_spend update_quota_policy
 """
 OWNER = {"seed_secret", "rotate_secret"}
 MAY = {

@@ -22,13 +22,14 @@ import flowfabric as ff
 from flowfabric.client import AsyncClient
 from flowfabric.errors import StateError
 from flowfabric.values.attempt import Failure
+from flowfabric.values.budget import Report, Reserved, Usage
 from flowfabric.values.conditions import on
 from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import Edge, EdgeSnapshot
 from flowfabric.values.grant import ClaimGrant, ReclaimGrant
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
-from flowfabric.values.ids import FlowId, QuotaPolicyId, mint_uuid
+from flowfabric.values.ids import BudgetId, FlowId, QuotaPolicyId, ReservationId, mint_uuid
 from flowfabric.values.joins import AnyOf, Quorum
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy
@@ -115,6 +116,18 @@ async def parent(engine: ff.Engine, _clock: Clock) -> ff.ExecutionId:
 
 async def two_active(engine: ff.Engine, _clock: Clock) -> list[Handle]:
     return [(await started(engine)).handle for _ in range(2)]
+
+
+async def a_budget(engine: ff.Engine, _clock: Clock) -> tuple[Handle, BudgetId, ReservationId]:
+    handle = (await started(engine)).handle
+    made = await engine.create_budget(name="b", dimensions=["t"], hard_limits=[100], soft_limits=[0])
+    held = await engine.reserve_usage(handle, {"t": 1}, made.budget_id)
+    assert isinstance(held, Reserved)
+    return handle, made.budget_id, held.reservation_id
+
+
+def reported(handle: Handle, budget: BudgetId, _held: ReservationId) -> Report:
+    return Report(authority=handle, usage=Usage(custom={"t": 1}), budgets=(budget,))
 
 
 OWN = OwnWorker(worker_instance_id="pool-1", process=mint_uuid())
@@ -369,6 +382,28 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "list_leaders": (nothing, lambda e, _: e.list_leaders()),
     "record_steps": (two_active, lambda e, handles: e.record_steps([(h, NewStep(name="s")) for h in handles])),
     "read_steps": (state("A"), lambda e, at: e.read_steps([at.id])),
+    "create_budget": (nothing, lambda e, _: e.create_budget(name="new")),
+    "update_budget": (a_budget, lambda e, at: e.update_budget(at[1], raise_by={"t": 1})),
+    "get_budget_status": (a_budget, lambda e, at: e.get_budget_status(at[1])),
+    "read_budget_usage_and_limits": (a_budget, lambda e, at: e.read_budget_usage_and_limits(at[1])),
+    "list_budgets": (a_budget, lambda e, at: e.list_budgets()),
+    "find_budgets": (a_budget, lambda e, at: e.find_budgets(["b"])),
+    "report_usage": (a_budget, lambda e, at: e.report_usage(at[0], {"t": 1}, at[1])),
+    "report_usage_many": (a_budget, lambda e, at: e.report_usage_many([reported(*at)] * 3)),
+    "use_budgets": (a_budget, lambda e, at: e.use_budgets([reported(*at)] * 3)),
+    "report_usage_admin": (a_budget, lambda e, at: e.report_usage_admin(at[1], dimensions=["t"], deltas=[1])),
+    "record_spend": (a_budget, lambda e, at: e.record_spend(at[1], at[0].execution_id, {"t": 1})),
+    "release_budget": (a_budget, lambda e, at: e.release_budget(at[1], at[0].execution_id)),
+    "list_spend": (a_budget, lambda e, at: e.list_spend(at[1])),
+    "reset_budget": (a_budget, lambda e, at: e.reset_budget(at[1])),
+    "reserve_usage": (a_budget, lambda e, at: e.reserve_usage(at[0], {"t": 1}, at[1])),
+    "settle_usage": (a_budget, lambda e, at: e.settle_usage(at[0], at[2], {"t": 1})),
+    "cancel_reservation": (a_budget, lambda e, at: e.cancel_reservation(at[0], at[2])),
+    "pause_for_budget": (a_budget, lambda e, at: e.pause_for_budget(at[0], {"t": 200}, at[1])),
+    "read_usage": (a_budget, lambda e, at: e.read_usage(at[0].execution_id)),
+    "reset_due_budgets": (nothing, lambda e, _: e.reset_due_budgets()),
+    "collect_reservations": (nothing, lambda e, _: e.collect_reservations()),
+    "reconcile_budget_counters": (nothing, lambda e, _: e.reconcile_budget_counters()),
     "append_frame": (state("A"), lambda e, at: e.append_frame(at.handle, NewFrame(payload=b"x"))),
     "append_frames": (two_active, lambda e, handles: e.append_frames([(h, NewFrame(payload=b"x")) for h in handles])),
     "read_stream": (state("A"), lambda e, at: e.read_stream(at.id)),

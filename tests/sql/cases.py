@@ -420,6 +420,13 @@ def _everywhere(answer: str, **others: str) -> dict[str, str | None]:
 
 _ENDED = {"T": "execution_not_active", "T:cancelled": "Cancelled"}
 
+
+async def pause_for_budget(c: Any) -> Any:
+    """Ask for more than a budget can ever have."""
+    made = await c.engine.create_budget(name="too small", dimensions=["t"], hard_limits=[1], soft_limits=[0])
+    return await c.engine.pause_for_budget(c.handle, {"t": 2}, made.budget_id)
+
+
 OPERATIONS: tuple[Operation, ...] = (
     # claiming
     Operation(
@@ -633,6 +640,13 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda c: c.engine.stop_changed(c.handle, detail="recorded: a; asked for: b", digest="new code"),
         rows=(41,),
         answer="Stopped",
+        unchanged=NOT_HELD,
+    ),
+    Operation(
+        "pause_for_budget",
+        pause_for_budget,
+        rows=(43,),
+        answer="PausedForBudget",
         unchanged=NOT_HELD,
     ),
     Operation("delay", lambda c: c.engine.delay(c.handle, HOUR), rows=(18,), answer="Delayed", unchanged=NOT_HELD),
@@ -1019,6 +1033,7 @@ HOLDER_CALLS = (
     "wait_children",
     "release",
     "stop_changed",
+    "pause_for_budget",
     "park",
     "suspend",
     "suspend by triple",

@@ -33,11 +33,20 @@ from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh
 from tests import sampling
 from tests.ids import id_in
-from tests.sql.bad_input import executions, flows, leases, reads, service, streams, waits
+from tests.sql.bad_input import budgets, executions, flows, leases, reads, service, streams, waits
 from tests.sql.bad_input.table import DIGEST, DIGEST_FUNCTION, DUE, UNKNOWN, UUID_TEXT, Case, World, as_node
 from tests.support import WORKER, Clock, Wipe, started, submit, submit_member
 
-CASES = [*executions.CASES, *flows.CASES, *leases.CASES, *reads.CASES, *streams.CASES, *waits.CASES, *service.CASES]
+CASES = [
+    *budgets.CASES,
+    *executions.CASES,
+    *flows.CASES,
+    *leases.CASES,
+    *reads.CASES,
+    *streams.CASES,
+    *waits.CASES,
+    *service.CASES,
+]
 
 NO_ARGUMENTS = {
     "close",

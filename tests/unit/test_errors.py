@@ -76,7 +76,7 @@ VALIDATION = """
     InvalidWaitpointForExecution
     InvalidDependency
     InvalidKid InvalidSecretHex InvalidGraceMs
-    RetentionLimitExceeded
+    RetentionLimitExceeded InvalidBudgetScope
 """
 # kind: (class, http, code)
 CONTENTION = {

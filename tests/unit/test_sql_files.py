@@ -19,9 +19,9 @@ CHAPTERS = (
 )  # fmt: skip
 UPWARDS = {
     "end_capped": {"end_executions"},
-    "end_executions": {"end_waits", "forget_waits", "wake_parents", "cascade_ended"},
-    "schedule_retries": {"end_waits", "gate"},
-    "purge_rows": {"drop_frames"},
+    "end_executions": {"end_waits", "forget_waits", "wake_parents", "cascade_ended", "end_reservations"},
+    "schedule_retries": {"end_waits", "gate", "end_reservations"},
+    "purge_rows": {"drop_frames", "forget_usage"},
     "redact_execution": {"drop_frames"},
     "renew_children": {"finish_cancel"},
     "replay": {"forget_signals", "ack_cancel_member", "reset_groups"},
@@ -34,7 +34,13 @@ UPWARDS = {
     "claim_one": {"inputs_of"},
     "raise_floors": {"create_one"},  # asks who may call it
     "may_operate": {"complete_as_operator"},  # asks who may call it
-    "give_back": {"gate"},
+    "give_back": {"gate", "end_reservations"},
+    "insert_executions": {"create_owned"},
+    "mark_expired": {"end_reservations"},
+    "purge_flows": {"drop_owned"},
+    "revoke_lease": {"end_reservations"},
+    "stop_changed": {"end_reservations"},
+    "give_up_lease": {"end_reservations"},
     "resume": {"gate"},
 }
 

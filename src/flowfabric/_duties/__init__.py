@@ -8,6 +8,8 @@ from __future__ import annotations
 from flowfabric._duties.all import ALL
 from flowfabric._duties.attempt_timeout import AttemptTimeout
 from flowfabric._duties.audit import Audit
+from flowfabric._duties.budget_reconciler import BudgetReconciler
+from flowfabric._duties.budget_reset import BudgetReset
 from flowfabric._duties.cascade import Cascade
 from flowfabric._duties.delayed_promotion import DelayedPromotion
 from flowfabric._duties.duty import Duty
@@ -22,6 +24,7 @@ from flowfabric._duties.parked_promotion import ParkedPromotion
 from flowfabric._duties.quota_reconciler import QuotaReconciler
 from flowfabric._duties.record_expiry import RecordExpiry
 from flowfabric._duties.registry_event_trimmer import RegistryEventTrimmer
+from flowfabric._duties.reservation_end import ReservationEnd
 from flowfabric._duties.retention import Retention
 from flowfabric._duties.runner import Duties, TimerRunner
 from flowfabric._duties.sibling_cancel import SiblingCancel
@@ -37,6 +40,8 @@ __all__ = [
     "ALL",
     "AttemptTimeout",
     "Audit",
+    "BudgetReconciler",
+    "BudgetReset",
     "Cascade",
     "DelayedPromotion",
     "Duties",
@@ -52,6 +57,7 @@ __all__ = [
     "QuotaReconciler",
     "RecordExpiry",
     "RegistryEventTrimmer",
+    "ReservationEnd",
     "Retention",
     "SiblingCancel",
     "SiblingRepair",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from flowfabric._duties.attempt_timeout import AttemptTimeout
 from flowfabric._duties.audit import Audit
+from flowfabric._duties.budget_reconciler import BudgetReconciler
+from flowfabric._duties.budget_reset import BudgetReset
 from flowfabric._duties.cascade import Cascade
 from flowfabric._duties.child_cancel import ChildCancel
 from flowfabric._duties.delayed_promotion import DelayedPromotion
@@ -19,6 +21,7 @@ from flowfabric._duties.parked_promotion import ParkedPromotion
 from flowfabric._duties.quota_reconciler import QuotaReconciler
 from flowfabric._duties.record_expiry import RecordExpiry
 from flowfabric._duties.registry_event_trimmer import RegistryEventTrimmer
+from flowfabric._duties.reservation_end import ReservationEnd
 from flowfabric._duties.retention import Retention
 from flowfabric._duties.sibling_cancel import SiblingCancel
 from flowfabric._duties.sibling_repair import SiblingRepair
@@ -41,6 +44,8 @@ ALL: tuple[type[Duty], ...] = (
     ChildCancel,
     FlowCancel,
     HookSubmission,
+    BudgetReset,
+    ReservationEnd,
     Unblock,
     QuotaReconciler,
     Retention,
@@ -48,6 +53,7 @@ ALL: tuple[type[Duty], ...] = (
     EdgeRepair,
     FlowSummaries,
     RecordExpiry,
+    BudgetReconciler,
     WorkerRegistryTtlSweep,
     RegistryEventTrimmer,
     Audit,

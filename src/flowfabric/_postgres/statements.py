@@ -189,6 +189,36 @@ LIST_CHILDREN = _rows(
     "list_children", 3, "parent, id, is_flow, name, node, state, created_at, completed_at, depth, arguments"
 )
 
+# Budgets
+
+_USED = (
+    "ordinal, code, detail, state, lease_epoch, attempt_id, at, budget_id, dimension, current, held, bound, asked,"
+    " overrun, reservation_id, reservation_state, dimensions, amounts, left_dimensions, left_amounts"
+)
+_BUDGET = (
+    "id, name, scope_type, scope_id, mode, on_hard_limit, on_soft_limit, reset_interval_ms, dimensions, hard, soft,"
+    " used_dimensions, used, held, overrun, exhausted, breaches, soft_breaches, last_breach_at, last_breach_dim,"
+    " generation, reset_count, last_reset_at, next_reset_at, created_at, updated_at, owner_id"
+)
+USE_BUDGETS = _rows("use_budgets", 17, _USED)
+REPORT_USAGE_ADMIN = _rows("report_usage_admin", 4, _USED)
+RECORD_SPEND = _rows("record_spend", 6, _USED)
+CREATE_BUDGET = _rows("create_budget", 13, "code, id")
+UPDATE_BUDGET = _rows(
+    "update_budget", 11, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
+)
+READ_BUDGETS = _rows("read_budgets", 1, _BUDGET)
+LIST_BUDGETS = _rows("list_budgets", 7, _BUDGET)
+FIND_BUDGETS = _rows("find_budgets", 1, "name, id")
+RESET_BUDGET = _rows("reset_budget", 1, "code, next_reset_at")
+RESET_DUE_BUDGETS = _rows("reset_due_budgets", 1, "handled, more")
+COLLECT_ENDED = _rows("collect_ended", 2, "handled, more")
+RECONCILE_BUDGETS = _rows("reconcile_budgets", 2, "corrected, wrong, message, last_id")
+RELEASE_BUDGET = _value("release_budget", 2, "released")
+LIST_SPEND = _rows("list_spend", 6, "execution_id, generation, dimension, amount, recorded_at")
+PAUSE_FOR_BUDGET = _rows("pause_for_budget", 9, VERDICT)
+READ_USAGE = _rows("read_usage", 4, "id, parent_id, budget_id, name, dimension, used, held")
+
 # Streams
 
 APPEND_FRAMES = _rows("append_frames", 20, "ordinal, code, detail, ms, n, frame_count, summary_version, maxlen_applied")

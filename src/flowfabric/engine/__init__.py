@@ -13,6 +13,7 @@ several modules. `Engine` combines them all.
     executions   executions, control, admission
     steps        steps
     streams      streams, tails
+    budgets      budgets
     waits        waits, waitpoints, suspensions, signals
     flows        flows, flow_reads, flow_cancel, cascades, siblings, children, edges
     quotas       quotas
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 from flowfabric.engine.admission import Admission
 from flowfabric.engine.audit import Audits
+from flowfabric.engine.budgets import Budgets
 from flowfabric.engine.cascades import Cascades
 from flowfabric.engine.children import Children
 from flowfabric.engine.claims import Claims
@@ -64,7 +66,7 @@ __all__ = ["Engine"]
 
 
 class Engine(
-    Executions, Grants, Claims, Leases, Control, Steps, Streams, Watches,
+    Executions, Grants, Claims, Leases, Control, Steps, Streams, Watches, Budgets,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,

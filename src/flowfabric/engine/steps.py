@@ -124,7 +124,7 @@ class Steps(Operations):
         raise Corruption(f"no child is stored as {name!r} ({n})", execution_id=fences.execution_id(0))
 
 
-_KINDS = frozenset(get_args(StepKind))
+_KINDS = frozenset(get_args(StepKind)) - {"usage"}  # recorded by `use_budgets`
 
 _MAX_NAME = 512
 

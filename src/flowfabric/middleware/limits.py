@@ -27,6 +27,8 @@ _HOLDING: Final = frozenset(
         *("progress", "record_steps", "read_steps", "park", "submit_child", "submit_child_flow"),
         *("suspend", "suspend_by_triple", "suspend_on", "create_waitpoint", "close_waitpoint", "open_wait"),
         *("settle_wait", "refuse_signals", "observe_signals", "append_frame", "append_frames", "count_emitted"),
+        *("report_usage", "report_usage_many", "reserve_usage", "settle_usage", "cancel_reservation", "use_budgets"),
+        "pause_for_budget",
     }
 )
 # Tokens: after waiting exactly `retry_after` there must be one. The bucket owes the rest, so it never adds up.

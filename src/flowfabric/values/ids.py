@@ -33,6 +33,7 @@ SignalId = NewType("SignalId", UUID)
 WaitpointId = NewType("WaitpointId", UUID)
 SuspensionId = NewType("SuspensionId", UUID)
 EdgeId = NewType("EdgeId", UUID)
+ReservationId = NewType("ReservationId", UUID)
 MAX_PARTITION: Final = 65_535
 PARTITION_BITS: Final = 16  # at the end of an id; their value modulo the number of partitions is the partition
 PARTITION_VALUES: Final = 1 << PARTITION_BITS

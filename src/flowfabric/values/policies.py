@@ -195,6 +195,14 @@ class RoutingRequirements(PolicyValue, frozen=True, kw_only=True):
     isolation_level: str | None = None
 
 
+class OwnBudget(PolicyValue, frozen=True, kw_only=True):
+    """A budget of one execution and its children: created and purged with it, and known by its id."""
+
+    hard: Mapping[str, int] = {}
+    soft: Mapping[str, int] = {}
+    enforcement_mode: Literal["strict", "warn"] = "strict"
+
+
 class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     """Everything about how an execution runs that is fixed when it is created."""
 
@@ -207,6 +215,8 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     fallback_policy: FallbackPolicy | None = None
     max_replay_count: int = 10
     budget_ids: tuple[BudgetId, ...] = ()
+    budget: OwnBudget | None = None
+    inherit_budgets: bool | None = None
     quota_policy_id: QuotaPolicyId | None = None
     quota_policy_ids: tuple[QuotaPolicyId, ...] | None = None
     routing_requirements: RoutingRequirements | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn, TypeAlias
+from unicodedata import category
 from uuid import UUID
 
 from flowfabric.errors import ValidationFailed
@@ -117,6 +118,8 @@ def _named(value: object) -> str:
 
 _u32: Final = _integer(0, _U32)
 _duration_ms: Final = _integer(0, MAX_DURATION_MS)
+_amount: Final = _integer(0, 2**63 - 1)
+_MAX_DIMENSIONS: Final = 64
 
 _BACKOFFS: Final[Mapping[str, _Check]] = {
     "exponential": _object(
@@ -142,6 +145,19 @@ def _backoff(value: object, path: str) -> None:
     # An unknown type is no error: it means the default delay.
     if word in _BACKOFFS:
         _BACKOFFS[word](value, path)
+
+
+def _amounts(value: object, path: str) -> None:
+    """Amounts by dimension."""
+    if not isinstance(value, Mapping):
+        _wrong(path, f"expected an object, got {_named(value)}")
+    if len(value) > _MAX_DIMENSIONS:
+        _wrong(path, f"{len(value)} dimensions, at most {_MAX_DIMENSIONS}")
+    for dimension, amount in value.items():
+        text = check_text(dimension, path)
+        if not text or any(category(char) == "Cc" for char in text):
+            _wrong(path, "a dimension is empty or has a control character")
+        _amount(amount, f"{path}.{dimension}")
 
 
 def _routing(value: object, path: str) -> None:
@@ -207,6 +223,8 @@ check_policy_object: Final[Mapping[str, _Check]] = {
     ),
     "max_replay_count": _u32,
     "budget_ids": _list_of(_identifier),
+    "budget": _object({"hard": _amounts, "soft": _amounts, "enforcement_mode": _word("strict", "warn")}),
+    "inherit_budgets": _boolean,
     "quota_policy_id": _identifier,
     "quota_policy_ids": _list_of(_identifier),
     "routing_requirements": _routing,

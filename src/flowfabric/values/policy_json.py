@@ -31,6 +31,7 @@ from flowfabric.values.policies import (
 )
 from flowfabric.values.policy_checks import check_policy_object, check_retry_object
 
+OWN_BUDGET: Final = UUID(int=0)  # stands for the budget of the execution itself, whose id is not known yet
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ESCAPED_NUL: Final = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 # Where the JSON name is not the attribute's.
@@ -125,7 +126,9 @@ def _freeze(policy: object) -> tuple[str, Derived]:
 
     routing = value.get("routing_requirements") or {}
     timeouts = value.get("timeout_policy") or {}
-    budgets = (parse_uuid(item) for item in value.get("budget_ids") or ())
+    budgets = [parse_uuid(item) for item in value.get("budget_ids") or ()]
+    if value.get("budget") is not None:
+        budgets.append(OWN_BUDGET)
     quota = value.get("quota_policy_id")
     quotas = [*(value.get("quota_policy_ids") or ()), *([] if quota is None else [quota])]
     window = value.get("dedup_window_ms")

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from flowfabric.values.ids import ExecutionId, FlowId
 
-StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result", "wait", "patch"]
+StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result", "wait", "patch", "usage"]
 
 # The name of the `patch` that a handler records once if it may take other steps when it is run again, without a change
 # of its code.

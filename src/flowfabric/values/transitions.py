@@ -316,4 +316,8 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         "ended_failure",
         events=("K:failed",),
     ),
+    # A running execution would use more than a budget allows: it waits until every budget has room for its needs.
+    Transition(
+        43, ("A",), ("pause_for_budget",), "lease check", ("B.i",), "started -> suspended", events=("L:revoked",)
+    ),
 )

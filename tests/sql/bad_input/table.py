@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 import flowfabric as ff
+from flowfabric.values.budget import Reserved
 from flowfabric.values.conditions import AllMet, Count, CountKind, on
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import Edge
@@ -157,6 +158,11 @@ class World:
         self.blocked = await submit(engine)
         await engine.block_execution_for_admission(self.blocked, "paused_by_operator")
         await self._flow(engine)
+        made = await engine.create_budget(name="standing", dimensions=["t"], hard_limits=[1000], soft_limits=[0])
+        self.budget = made.budget_id
+        held = await engine.reserve_usage(self.held.handle, {"t": 5}, self.budget)
+        assert isinstance(held, Reserved)
+        self.reservation = held.reservation_id
 
     async def _flow(self, engine: ff.Engine) -> None:
         """A flow of two members with an edge that is staged and one that is applied, and what could become a member."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flowfabric._postgres.rows.budgets import budget, execution_usage, spend, usage_answer
 from flowfabric._postgres.rows.claims import claimed, started
 from flowfabric._postgres.rows.events import event
 from flowfabric._postgres.rows.executions import (
@@ -40,6 +41,7 @@ __all__ = [
     "Row",
     "appended",
     "attempt",
+    "budget",
     "by_place",
     "child",
     "claimed",
@@ -49,6 +51,7 @@ __all__ = [
     "edge",
     "event",
     "execution",
+    "execution_usage",
     "expired_lease",
     "flow_info",
     "flow_snapshot",
@@ -70,6 +73,7 @@ __all__ = [
     "refused",
     "schedule",
     "snapshot",
+    "spend",
     "started",
     "step",
     "stream_pages",
@@ -79,6 +83,7 @@ __all__ = [
     "suspension_details",
     "uncovered",
     "unserved",
+    "usage_answer",
     "wait",
     "wait_result",
     "worker",

@@ -1,5 +1,6 @@
--- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, limits, steps, streams,
--- waits, flows, schedules, events, processes, the registry; then the types that functions pass around, and the view that readers use.
+-- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, limits, budgets,
+-- steps, streams, waits, flows, schedules, events, processes, the registry; then the types that functions pass around, and the
+-- views that readers use.
 --
 -- Rows are separated by how often they change and by which calls read them:
 --   execution   one row from creation to purge; updated in place, no index on a column that changes (HOT)
@@ -100,6 +101,7 @@ create table flowfabric.execution (
     -- flags that save hot calls a lookup in other tables
     has_waitpoints   boolean not null default false,   -- it ever had one: the end of an attempt closes or moves them
     has_inputs       boolean not null default false,   -- upstreams pass results to it: a claim reads them
+    has_reserved     boolean,                          -- it ever held amounts of a budget: the end of a lease ends that; null: no
     namespace        text not null,
     creator          text not null,
     payload          bytea not null,
@@ -392,7 +394,7 @@ create table flowfabric.quota_policy (
 );
 create unique index quota_policy_by_name on flowfabric.quota_policy (name) where name is not null;
 
--- One row per policy and value of its key, which admissions lock: they are serial.
+-- One row per policy and value of its key, which admissions lock: they are serial while a limit is near.
 create table flowfabric.quota_head (
     policy_id uuid not null,
     key       text collate "C" not null,
@@ -407,7 +409,7 @@ create table flowfabric.quota_slot (
     partition   integer not null,
     policy_id   uuid not null,
     key         text collate "C" not null,
-    number      bigint not null,             -- given out under the lock of the head, above those that exist
+    number      bigint generated always as identity,
     admitted_at timestamptz not null,
     until       timestamptz,                 -- of a grant, or a direct caller: when it ends; null: with the run
     origin      text not null,               -- scheduler, direct
@@ -435,6 +437,114 @@ create table flowfabric.limit_due (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index limit_due_order on flowfabric.limit_due (due_at);
 create index limit_due_by_limit on flowfabric.limit_due (limit_id, key, due_at);
+-- Budgets -------------------------------------------------------------------------------------------------------------
+
+-- What may be used. The row is the lock of everything that changes the budget; the running numbers are in budget_head.
+create table flowfabric.budget (
+    id              uuid primary key,
+    name            text collate "C" not null,     -- without one the id
+    scope_type      text collate "C" not null default '',
+    scope_id        text collate "C" not null default '',
+    mode            text not null default 'strict' constraint budget_mode_known check (mode in ('strict', 'warn')),
+    on_hard_limit   text not null default '',
+    on_soft_limit   text not null default '',
+    reset_interval  interval,                      -- null: never
+    dimensions      text[] collate "C" not null default '{}',   -- sorted
+    hard            bigint[] not null default '{}',             -- of each of them; 0: no limit
+    soft            bigint[] not null default '{}',
+    generation      integer not null default 0,    -- counts resets
+    reset_count     integer not null default 0,
+    last_reset_at   timestamptz,
+    next_reset_at   timestamptz,
+    created_at      timestamptz,                   -- null: it was reported to and not created
+    updated_at      timestamptz not null,
+    is_lowered      boolean not null default false,   -- a limit was set below what was used and held
+    owner_partition integer,                       -- the execution or flow with which it is purged
+    owner_id        uuid
+);
+create unique index budget_by_name on flowfabric.budget (name);
+create index budget_by_scope on flowfabric.budget (scope_type, scope_id, name);
+create index budget_by_owner on flowfabric.budget (owner_id) where owner_id is not null;
+create index budget_due on flowfabric.budget (next_reset_at) where next_reset_at is not null;
+
+-- The running numbers of budgets. A change is a new row, and the newest is found first: what is dead behind it is never
+-- read, however long an old snapshot keeps it. Decision 34 has the figures. The arrays have an element per dimension.
+create table flowfabric.budget_head (
+    budget_id       uuid not null,
+    seq             bigint not null,
+    at              timestamptz not null,
+    breaches        bigint not null,       -- how often a call did not fit under a hard limit
+    soft_breaches   bigint not null,
+    generation      integer not null,
+    is_strict       boolean not null,
+    exhausted       text,                  -- the first dimension whose hard limit is reached; null: none
+    dimensions      text[] collate "C" not null,   -- sorted: those of the definition, and all that were ever used or held
+    used            bigint[] not null,     -- null: never counted
+    held            bigint[] not null,
+    overrun         bigint[] not null,     -- what settlements could not count
+    hard            bigint[] not null,
+    soft            bigint[] not null,
+    last_breach_at  timestamptz,
+    last_breach_dim text,
+    primary key (budget_id, seq)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+-- The keys of calls that were counted.
+create table flowfabric.budget_key (
+    budget_id  uuid not null,
+    key        text collate "C" not null,
+    expires_at timestamptz not null,
+    primary key (budget_id, key)
+);
+create index budget_key_expiry on flowfabric.budget_key (expires_at);
+
+-- The ledger: what record_spend counted for an execution.
+create table flowfabric.budget_spend (
+    budget_id    uuid not null,
+    execution_id uuid not null,
+    generation   integer not null,
+    dimension    text collate "C" not null,
+    amount       bigint not null,
+    recorded_at  timestamptz not null,
+    is_known     boolean not null,     -- the execution existed then
+    primary key (budget_id, execution_id, generation, dimension)
+);
+create index budget_spend_by_execution on flowfabric.budget_spend (execution_id);
+
+-- What executions used, by their own reports and settlements.
+create table flowfabric.budget_usage (
+    partition integer not null,
+    id        uuid not null,
+    budget_id uuid not null,
+    dimension text collate "C" not null,
+    amount    bigint not null,
+    primary key (partition, id, budget_id, dimension)
+) with (fillfactor = 70);
+
+-- What executions hold before they use it: a row per reservation and budget, changed under the lock of the budget. A
+-- reservation ends with its lease; one that is given back is deleted.
+create table flowfabric.reservation (
+    partition         integer not null,
+    id                uuid not null,
+    reservation_id    uuid not null,
+    budget_id         uuid not null,
+    epoch             bigint not null,     -- of the lease
+    generation        integer not null,    -- of the execution
+    budget_generation integer not null,    -- in which it was made, or charged
+    name              text collate "C",    -- outside a step: its name and number, as of a step
+    n                 integer,
+    on_lost           text not null,       -- charge, release
+    state             text not null,       -- held, charged (the lease was lost), settled
+    dimensions        text[] collate "C" not null,
+    amounts           bigint[] not null,
+    reserved_at       timestamptz not null,
+    settled_at        timestamptz,
+    lost              boolean,             -- while held: its lease has ended, and whether it was lost; null: not known
+    primary key (partition, id, reservation_id, budget_id)
+);
+create index reservation_ended on flowfabric.reservation (budget_id) where lost is not null and state = 'held';
+create index reservation_held on flowfabric.reservation (budget_id, partition, id) where state = 'held';
+create index reservation_settled on flowfabric.reservation (settled_at) where settled_at is not null;
 
 -- Steps ---------------------------------------------------------------------------------------------------------------
 
@@ -447,7 +557,7 @@ create table flowfabric.step (
     name            text collate "C" not null,
     n               integer not null,   -- how often the name was used before in this run
     kind            text not null
-        constraint step_kind_known check (kind in ('step', 'now', 'sleep', 'submit', 'result', 'wait', 'patch')),
+        constraint step_kind_known check (kind in ('step', 'now', 'sleep', 'submit', 'result', 'wait', 'patch', 'usage')),
     run             integer not null,
     attempt_index   integer not null,
     result          bytea,
@@ -1054,6 +1164,15 @@ create type flowfabric.stream_head as (
     live integer, live_floor integer, ema double precision, live_ms bigint, live_cap integer
 );
 
+-- The result of a call that uses budgets, for one item: the columns of a verdict, the breach or the soft limit that it is
+-- about, the reservation, and what is left of each limited dimension.
+create type flowfabric.used as (
+    ordinal integer, code text, detail text, state text, lease_epoch bigint, attempt_id uuid, at timestamptz,
+    budget_id uuid, dimension text, current bigint, held bigint, bound bigint, asked bigint, overrun bigint,
+    reservation_id uuid, reservation_state text, dimensions text[], amounts bigint[],
+    left_dimensions text[], left_amounts bigint[]
+);
+
 -- A violation that the audit found.
 create type flowfabric.violation as (rule text, partition integer, id uuid, detail text);
 
@@ -1108,3 +1227,14 @@ left join lateral (
     where w.reason is not null
       and not exists (select from flowfabric.claim_grant g where g.partition = e.partition and g.id = e.id
                       and g.expires_at > (select clock_timestamp() + c.shift from flowfabric.clock c))) h on true;
+
+-- A budget as readers see it: its definition and its newest running numbers.
+create view flowfabric.budget_view as
+select b.id, b.name, b.scope_type, b.scope_id, b.mode, b.on_hard_limit, b.on_soft_limit,
+       (extract(epoch from b.reset_interval) * 1000)::bigint as reset_interval_ms, b.dimensions, b.hard, b.soft,
+       coalesce(h.dimensions, '{}') as used_dimensions, coalesce(h.used, '{}') as used, coalesce(h.held, '{}') as held,
+       coalesce(h.overrun, '{}') as overrun, h.exhausted, coalesce(h.breaches, 0) as breaches,
+       coalesce(h.soft_breaches, 0) as soft_breaches, h.last_breach_at, h.last_breach_dim, b.generation, b.reset_count,
+       b.last_reset_at, b.next_reset_at, b.created_at, greatest(h.at, b.updated_at) as updated_at, b.owner_id
+from flowfabric.budget b
+left join lateral (select x.* from flowfabric.budget_head x where x.budget_id = b.id order by x.seq desc limit 1) h on true;

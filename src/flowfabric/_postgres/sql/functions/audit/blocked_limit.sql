@@ -9,6 +9,7 @@ language sql stable as $$
     where b.partition between p_low and p_high and b.blocking_reason in ('waiting_for_budget', 'waiting_for_quota')
       and not coalesce(e.state = 'rate_limited' and b.rank = flowfabric.rank_of(e.priority)
               and (b.limit_id = flowfabric.zero_uuid() or b.limit_id = any (l.budget_ids)
+                    or coalesce(b.needs -> 'budgets' ? b.limit_id::text, false)
                    or (b.limit_id, b.limit_key) in (select k.id, k.key from unnest(l.quota_ids, l.quota_keys) as k (id, key))),
               false)
 $$;

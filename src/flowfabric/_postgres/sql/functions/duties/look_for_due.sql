@@ -13,6 +13,7 @@ language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
     v_next timestamptz;
+    v_reset timestamptz;
 begin
     -- A transaction that sets a timer may end a minute after it is due and still be seen at once.
     select coalesce(array_agg(k.kind) filter (where f.due_at <= v_now), '{}'), min(n.due_at),
@@ -38,6 +39,16 @@ begin
     end if;
     if exists (select from flowfabric.hook h where h.due_at <= v_now) then
         due := array_append(due, 'hook_submission');
+    end if;
+    if exists (select from flowfabric.reservation r where r.lost is not null and r.state = 'held') then
+        due := array_append(due, 'reservation_end');
+    end if;
+    select b.next_reset_at into v_reset from flowfabric.budget b where b.next_reset_at is not null
+    order by b.next_reset_at limit 1;
+    if v_reset <= v_now then
+        due := array_append(due, 'budget_reset');
+    else
+        v_next := least(v_next, v_reset);
     end if;
     if exists (select from flowfabric.limit_due d where d.due_at <= v_now) then
         due := array_append(due, 'limit_opening');

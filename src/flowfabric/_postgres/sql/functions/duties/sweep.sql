@@ -1,4 +1,5 @@
--- sweep: remove expired idempotency records, grants with their slots, watches, unused limit sets, empty flows, segments of the event log and of best-effort
+-- sweep: remove expired idempotency records, keys of usage, settled reservations, grants with their slots, watches, unused
+-- limit sets, empty flows, segments of the event log and of best-effort
 -- frames past their retention, and workers that nothing refers to.
 --
 -- Roles    work, operate
@@ -16,6 +17,18 @@ begin
     where i.ctid = old.tid;
     get diagnostics v_n = row_count;
     v_sum := v_n;
+    delete from flowfabric.budget_key k using (
+        select x.ctid as tid from flowfabric.budget_key x where x.expires_at <= v_now
+        order by x.expires_at limit p_limit for update skip locked) old
+    where k.ctid = old.tid;
+    get diagnostics v_n = row_count;
+    v_sum := v_sum + v_n;
+    delete from flowfabric.reservation r using (
+        select x.ctid as tid from flowfabric.reservation x where x.settled_at <= v_now - interval '24 hours'
+        order by x.settled_at limit p_limit for update skip locked) old
+    where r.ctid = old.tid;
+    get diagnostics v_n = row_count;
+    v_sum := v_sum + v_n;
     with gone as (
         delete from flowfabric.claim_grant g using (
             select x.ctid as tid from flowfabric.claim_grant x where x.expires_at <= v_now

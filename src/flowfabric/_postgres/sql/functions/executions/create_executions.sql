@@ -65,6 +65,7 @@ begin
     v_now := coalesce(v_now, flowfabric.now());
     if v_code is null or array_position(v_code, null) is not null then
         if num_nonnulls(p_budgets, p_quotas) > 0 then
+            p_budgets := flowfabric.own_budgets(p_budgets, p_id);
             v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, v_code);
             select s.lanes, s.kinds, s.capabilities, s.limited, s.route_no
             into p_lanes, p_kinds, p_capabilities, v_limited, p_route_no

@@ -16,7 +16,7 @@ declare
     v_leased boolean[];
     v_tids tid[] := p_tids;
     v_slot smallint := flowfabric.open_log(p_now);
-    v_had_waitpoints boolean; v_had_hooks boolean; v_had_limits boolean;
+    v_had_waitpoints boolean; v_had_hooks boolean; v_had_limits boolean; v_had_reserved boolean;
     v_partitions integer[]; v_ids uuid[]; v_flows uuid[]; v_runs integer[]; v_events bigint[];   -- members of flows
 begin
     if p_tids is null then
@@ -55,7 +55,7 @@ begin
         where e.ctid = u.tid
         returning e.partition, e.id, e.flow_id, e.parent_id, e.namespace, e.tags, e.attempt_id, e.attempt_index, e.lease_id, e.epoch,
                   e.worker, e.created_at, e.policy, coalesce(u.leased, true) as leased,
-                  e.has_waitpoints, e.replays, e.limits
+                  e.has_waitpoints, e.has_reserved, e.replays, e.limits
     ), logged as (
         insert into flowfabric.event
             (slot, occurred_at, partition, id, flow_id, parent_id, namespace, tags, outcome, lease_type, lease_id, lease_epoch,
@@ -80,11 +80,12 @@ begin
         group by r.due
     )
     select bool_or(e.limits is not null), bool_or(e.has_waitpoints), bool_or(p_state in ('failed', 'expired') and e.policy -> 'hooks' is not null),
+           bool_or(e.has_reserved),
            array_agg(e.partition) filter (where e.flow_id is not null),
            array_agg(e.id) filter (where e.flow_id is not null), array_agg(e.flow_id) filter (where e.flow_id is not null),
            array_agg(e.replays) filter (where e.flow_id is not null),
            (select array_agg(l.seq) from logged l where l.flow_id is not null)   -- in the same order
-    into v_had_limits, v_had_waitpoints, v_had_hooks, v_partitions, v_ids, v_flows, v_runs, v_events
+    into v_had_limits, v_had_waitpoints, v_had_hooks, v_had_reserved, v_partitions, v_ids, v_flows, v_runs, v_events
     from ended e;
     if v_had_limits then
         perform flowfabric.give_slots(p_partition, p_id, false, p_now);
@@ -94,6 +95,9 @@ begin
             array_agg(u.partition), array_agg(u.id),
             array_agg(case p_state when 'expired' then 'expired:' || u.reason else p_state end), p_now)
         from unnest(p_partition, p_id, p_failure_reason) as u (partition, id, reason);
+    end if;
+    if v_had_reserved then   -- without tids not its holder ends it: what was held may have been used
+        perform flowfabric.end_reservations(p_partition, p_id, p_tids is null, p_now);
     end if;
     if v_had_hooks then
         perform flowfabric.leave_hooks(p_partition, p_id, 'failure', '{}', p_now);

@@ -49,6 +49,9 @@ begin
            nullif(m.namespace, '')
     from made m where m.state = 'waiting';
     get diagnostics v_ready = row_count;
+    if p_limits is not null and p_policy is not null then
+        perform flowfabric.create_owned(p_partition, p_id, p_code, p_policy, p_now);
+    end if;
     return v_ready;
 end;
 $$;

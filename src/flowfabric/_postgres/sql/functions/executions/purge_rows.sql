@@ -9,6 +9,9 @@ begin
     delete from flowfabric.step s using unnest(p_partition, p_id) as u (partition, id)
     where s.partition = u.partition and s.id = u.id;
     perform flowfabric.drop_frames(p_partition, p_id);
+    if exists (select from flowfabric.budget) then
+        perform flowfabric.forget_usage(p_partition, p_id);
+    end if;
     if exists (select from unnest(p_partition, p_id) as u (partition, id)
                join flowfabric.execution e on e.partition = u.partition and e.id = u.id where e.has_waitpoints) then
         delete from flowfabric.signal s using unnest(p_partition, p_id) as u (partition, id)

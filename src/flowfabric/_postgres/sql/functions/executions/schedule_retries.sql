@@ -9,9 +9,10 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_leased boolean[];
-    v_limited boolean;
+    v_limited boolean; v_had_reserved boolean;
 begin
-    select array_agg(e.lease_lost is null order by u.ord), bool_or(e.limits is not null) into v_leased, v_limited
+    select array_agg(e.lease_lost is null order by u.ord), bool_or(e.limits is not null), bool_or(e.has_reserved)
+    into v_leased, v_limited, v_had_reserved
     from unnest(p_partition, p_id) with ordinality as u (partition, id, ord)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
     if false = any (v_leased) then
@@ -50,6 +51,9 @@ begin
     having count(*) > 0;
     perform flowfabric.set_timers('delay', p_partition, p_id,
         (select array_agg(p_now + flowfabric.ms(d) order by ord) from unnest(p_delay_ms) with ordinality as x (d, ord)));
+    if v_had_reserved then   -- a timeout is not reported by the holder: what was held may have been used
+        perform flowfabric.end_reservations(p_partition, p_id, p_revoked_by = 'reconciler', p_now);
+    end if;
     perform flowfabric.gate(p_partition, p_id);
     perform flowfabric.wake_tails(p_partition, p_id);
 end;

@@ -70,6 +70,7 @@ begin
     end if;
     if code is null then
         if num_nonnulls(p_budgets, p_quotas) > 0 then
+            p_budgets := flowfabric.own_budgets(p_budgets, p_id);
             v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, null);
             select s.lanes, s.kinds, s.capabilities, s.limited, s.route_no
             into p_lanes, p_kinds, p_capabilities, v_limited, p_route_no

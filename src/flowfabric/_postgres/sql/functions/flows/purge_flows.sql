@@ -15,6 +15,9 @@ begin
     where c.partition = u.partition and c.flow_id = u.flow;
     delete from flowfabric.flow_summary s using unnest(p_partition, p_flow) as u (partition, flow)
     where s.partition = u.partition and s.flow_id = u.flow;
+    if exists (select from flowfabric.budget) then
+        perform flowfabric.drop_owned(p_flow);
+    end if;
     delete from flowfabric.flow f using unnest(p_partition, p_flow) as u (partition, flow)
     where f.partition = u.partition and f.flow_id = u.flow;
 end;

@@ -19,14 +19,20 @@ create or replace function flowfabric.submit_child_flow(
 returns table (code text, place integer, revision bigint)
 language plpgsql security definer as $$
 #variable_conflict use_column
+declare
+    v_of bigint;   -- the limit set of its parent
 begin
     perform flowfabric.require_read_committed();
     if not p_new then
         raise exception 'a child is a new flow' using errcode = 'invalid_parameter_value';
     end if;
-    if not exists (select from flowfabric.may_submit(p_holder_partition, p_holder_id, p_lease, p_epoch, p_attempt, p_index,
-                                                     p_name, p_n)) then
+    select m.limits into v_of from flowfabric.may_submit(p_holder_partition, p_holder_id, p_lease, p_epoch, p_attempt, p_index,
+                                                         p_name, p_n) m;
+    if not found then
         return;
+    end if;
+    if v_of is not null and not p_detached then
+        p_budgets := flowfabric.inherited_budgets(p_budgets, p_policy, cardinality(p_id), v_of);
     end if;
     select g.code, g.place, g.revision into code, place, revision
     from flowfabric.grow_flow(

@@ -13,6 +13,7 @@ language plpgsql as $$
 declare
     v_slot smallint := flowfabric.open_log(p_now);
     v_given flowfabric.verdict;
+    v_had_reserved boolean;
     v_limited boolean;
 begin
     with paused as (
@@ -46,8 +47,13 @@ begin
         end if;
         perform flowfabric.gate(array[p_partition], array[p_id]);
     end if;
-    select 1, 'ok', null::text, e.state, null::bigint, null::uuid, p_until into v_given
+    select 1, 'ok', null::text, e.state, null::bigint, null::uuid, p_until, e.has_reserved
+    into v_given.ordinal, v_given.code, v_given.detail, v_given.state, v_given.lease_epoch, v_given.attempt_id, v_given.at,
+         v_had_reserved
     from flowfabric.execution e where e.partition = p_partition and e.id = p_id;
+    if v_had_reserved then
+        perform flowfabric.end_reservations(array[p_partition], array[p_id], false, p_now);
+    end if;
     return v_given;
 end;
 $$;

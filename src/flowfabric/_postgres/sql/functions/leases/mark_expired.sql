@@ -22,6 +22,10 @@ begin
     select v_slot, p_now, l.partition, l.id, l.flow_id, l.namespace, l.tags, 'expired',
            l.lease_id, l.epoch, l.attempt_id, l.attempt_index, l.worker, 'lease_expired'
     from lost l;
+    if exists (select from unnest(p_partition, p_id) as u (partition, id)
+               join flowfabric.execution e on e.partition = u.partition and e.id = u.id where e.has_reserved) then
+        perform flowfabric.end_reservations(p_partition, p_id, true, p_now);
+    end if;
     perform flowfabric.offer_lost(p_partition, p_id);
     perform flowfabric.wake_tails(p_partition, p_id);
 end;

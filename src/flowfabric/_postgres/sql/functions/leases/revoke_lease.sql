@@ -43,6 +43,9 @@ begin
          attempt_index, worker, reason, revoked_by)
     values (v_slot, v_now, e.partition, e.id, e.flow_id, e.namespace, e.tags, 'revoked',
             e.lease_id, e.epoch, e.attempt_id, e.attempt_index, e.worker, p_reason, 'operator');
+    if e.has_reserved then
+        perform flowfabric.end_reservations(array[p_partition], array[p_id], true, v_now);
+    end if;
     perform flowfabric.offer_lost(array[p_partition], array[p_id]);
     perform flowfabric.tell_holders(array[p_partition], array[p_id]);
     perform flowfabric.wake_tails(array[p_partition], array[p_id]);

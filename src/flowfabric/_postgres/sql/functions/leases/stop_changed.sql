@@ -65,6 +65,9 @@ begin
         perform flowfabric.give_slots(array[p_partition], array[p_id], false, v_held.at);
     end if;
     perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
+    if e.has_reserved then
+        perform flowfabric.end_reservations(array[p_partition], array[p_id], false, v_held.at);
+    end if;
     perform flowfabric.make_ready(array[p_partition], array[p_id], null);   -- a member of a flow may be held back instead
     return query
     select 1, 'ok', null::text, x.state, null::bigint, null::uuid, v_until

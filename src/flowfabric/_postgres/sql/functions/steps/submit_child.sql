@@ -25,13 +25,15 @@ declare
     v_routes integer[];
     v_limits bigint[];
     v_made integer;
+    v_of bigint;   -- the limit set of its parent
 begin
     perform flowfabric.require_read_committed();
     if cardinality(p_id) <> 1 or (not p_detached and p_partition[1] <> p_holder_partition) then
         raise exception 'a child is one execution in the partition of its parent' using errcode = 'invalid_parameter_value';
     end if;
-    if not exists (select from flowfabric.may_submit(p_holder_partition, p_holder_id, p_lease, p_epoch, p_attempt, p_index,
-                                                     p_name, p_n)) then
+    select m.limits into v_of from flowfabric.may_submit(p_holder_partition, p_holder_id, p_lease, p_epoch, p_attempt, p_index,
+                                                         p_name, p_n) m;
+    if not found then
         return;
     end if;
     v_now := flowfabric.now();
@@ -44,7 +46,11 @@ begin
         v_code := array['exists'];
     end if;
     if v_code[1] is null then
+        if v_of is not null and not p_detached then
+            p_budgets := flowfabric.inherited_budgets(p_budgets, p_policy, 1, v_of);
+        end if;
         if num_nonnulls(p_budgets, p_quotas) > 0 then
+            p_budgets := flowfabric.own_budgets(p_budgets, p_id);
             v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, null);
         end if;
         v_routes := flowfabric.resolve_routes(p_lanes, p_kinds, p_capabilities, array[v_limits[1] is not null], v_now);

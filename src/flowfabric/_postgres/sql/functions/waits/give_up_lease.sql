@@ -32,6 +32,9 @@ begin
     if s.timeout_at is not null then
         perform flowfabric.set_timers('suspension', array[s.partition], array[s.id], array[s.timeout_at]);
     end if;
+    if (select e.has_reserved from flowfabric.execution e where e.partition = s.partition and e.id = s.id) then
+        perform flowfabric.end_reservations(array[s.partition], array[s.id], false, p_now);
+    end if;
     insert into flowfabric.flow_touched
     select e.partition, e.flow_id from flowfabric.execution e
     where e.partition = s.partition and e.id = s.id and e.flow_id is not null;

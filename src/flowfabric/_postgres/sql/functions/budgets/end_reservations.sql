@@ -1,0 +1,37 @@
+-- end_reservations: leases end: what they hold of budgets is given back, or charged if they are lost
+--
+-- Called by whatever ends a lease, under the locks of the executions, if one of them ever held something. It never waits
+-- for a budget: the duty does what is left (collect_ended).
+-- Locks    the budgets that no other transaction has locked, by id.
+create or replace function flowfabric.end_reservations(
+    p_partition integer[], p_id uuid[], p_lost boolean, p_now timestamptz)
+returns void
+language plpgsql as $$
+declare
+    v_budgets uuid[];
+    v_free uuid[];
+begin
+    select array_agg(distinct s.budget_id order by s.budget_id) into v_budgets
+    from unnest(p_partition, p_id) as u (partition, id)
+    join flowfabric.reservation s on s.partition = u.partition and s.id = u.id and s.state = 'held';
+    if v_budgets is null then
+        return;
+    end if;
+    with free as materialized (
+        select b.id from flowfabric.budget b where b.id = any (v_budgets) order by b.id for no key update skip locked
+    )
+    select array_agg(f.id order by f.id) into v_free from free f;
+    if v_free is not null then
+        perform flowfabric.collect_reservations(v_free, p_partition, p_id, false, p_lost, p_now);
+    end if;
+    if cardinality(v_free) is distinct from cardinality(v_budgets) then
+        with mine as materialized (
+            select s.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
+            join flowfabric.reservation s on s.partition = u.partition and s.id = u.id and s.state = 'held'
+            for no key update of s skip locked
+        )
+        update flowfabric.reservation s set lost = p_lost from mine m where s.ctid = m.tid;
+        perform flowfabric.wake_duties(p_now);
+    end if;
+end;
+$$;

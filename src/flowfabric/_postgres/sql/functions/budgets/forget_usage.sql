@@ -1,0 +1,39 @@
+-- forget_usage: delete what budgets know about executions that are purged, and the budgets that they own
+--
+-- What was used stays used. A reservation that is still held is given back first.
+create or replace function flowfabric.forget_usage(p_partition integer[], p_id uuid[]) returns void
+language plpgsql as $$
+begin
+    perform flowfabric.end_reservations(p_partition, p_id, false, flowfabric.now());
+    delete from flowfabric.reservation r using unnest(p_partition, p_id) as u (partition, id)
+    where r.partition = u.partition and r.id = u.id and r.state <> 'held';
+    delete from flowfabric.budget_usage b using unnest(p_partition, p_id) as u (partition, id)
+    where b.partition = u.partition and b.id = u.id;
+    delete from flowfabric.budget_spend s using unnest(p_id) as u (id) where s.execution_id = u.id;
+    perform flowfabric.drop_owned(p_id);
+end;
+$$;
+
+-- drop_owned: delete the budgets that executions or flows own, with everything that is stored about them.
+create or replace function flowfabric.drop_owned(p_owner uuid[]) returns void
+language plpgsql as $$
+declare
+    v_ids uuid[];
+begin
+    select array_agg(b.id order by b.id) into v_ids
+    from unnest(p_owner) as u (id) join flowfabric.budget b on b.owner_id = u.id;
+    if v_ids is null then
+        return;
+    end if;
+    -- One that is locked now is left to the reconciler.
+    with free as materialized (
+        select b.id from flowfabric.budget b where b.id = any (v_ids) order by b.id for update skip locked
+    )
+    select array_agg(f.id order by f.id) into v_ids from free f;
+    delete from flowfabric.budget_head h where h.budget_id = any (v_ids);
+    delete from flowfabric.budget_key k where k.budget_id = any (v_ids);
+    delete from flowfabric.budget_spend s where s.budget_id = any (v_ids);
+    delete from flowfabric.reservation r using unnest(v_ids) as i (id) where r.budget_id = i.id and r.state = 'held';
+    delete from flowfabric.budget b where b.id = any (v_ids);
+end;
+$$;

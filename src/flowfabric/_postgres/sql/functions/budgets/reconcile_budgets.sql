@@ -1,0 +1,71 @@
+-- reconcile_budgets: compare the running numbers of one page of budgets with their rules
+--
+-- Called by the duty. Usage is never rewritten: what is wrong is reported. It refreshes the mark of exhausted budgets, removes
+-- ledger entries of purged executions, and budgets whose owner was purged.
+-- Takes    p_after: the last id of the page before.
+-- Locks    a budget whose mark is wrong.
+-- Returns  how many rows were corrected or removed, how many budgets are wrong, the last problem, and the last id if there
+--          may be more.
+-- Roles    work, operate
+create or replace function flowfabric.reconcile_budgets(p_after uuid, p_limit integer)
+returns table (corrected integer, wrong integer, message text, last_id uuid)
+language plpgsql security definer as $$
+#variable_conflict use_column
+declare
+    v_ids uuid[];
+    v_id uuid;
+    v_owners uuid[];
+    v_heads flowfabric.budget_head[];
+    v_n integer;
+begin
+    perform flowfabric.require_read_committed();
+    corrected := 0; wrong := 0;
+    select array_agg(q.id order by q.id) into v_ids
+    from (select b.id from flowfabric.budget b where p_after is null or b.id > p_after order by b.id limit p_limit) q;
+    last_id := case when cardinality(v_ids) >= p_limit then v_ids[cardinality(v_ids)] end;
+    v_ids := coalesce(v_ids, '{}');
+    select count(distinct u.id), max(format('budget %s: %s %s/%s', u.id, d.dim, d.used, d.hard)) into wrong, message
+    from unnest(v_ids) as u (id) join flowfabric.budget b on b.id = u.id
+    cross join lateral (select x.* from flowfabric.budget_head x where x.budget_id = u.id order by x.seq desc limit 1) h
+    cross join lateral unnest(h.dimensions, h.used, h.held, h.hard) as d (dim, used, held, hard)
+    where d.used < 0 or d.held < 0
+       or h.is_strict and d.hard > 0 and d.used > d.hard;
+    for v_id in
+        select u.id from unnest(v_ids) as u (id)
+        cross join lateral (select x as head, x.exhausted from flowfabric.budget_head x where x.budget_id = u.id
+                            order by x.seq desc limit 1) h
+        where h.exhausted is distinct from flowfabric.exhausted_dimension(h.head)
+        order by 1
+    loop
+        v_heads := flowfabric.lock_budgets(array[v_id], false);
+        if (v_heads[1]).exhausted is distinct from flowfabric.exhausted_dimension(v_heads[1]) then
+            perform flowfabric.write_heads(v_heads, v_heads, array[1], flowfabric.now());
+            perform flowfabric.open_budgets(array[v_id], flowfabric.now());
+            corrected := corrected + 1;
+        end if;
+    end loop;
+    delete from flowfabric.budget_spend s using unnest(v_ids) as u (id), flowfabric.deployment d
+    where s.budget_id = u.id and s.is_known and not exists (
+        select from flowfabric.execution e
+        where e.partition = flowfabric.partition_of(s.execution_id, d.flow_partitions) and e.id = s.execution_id);
+    get diagnostics v_n = row_count;
+    corrected := corrected + v_n;
+    select array_agg(b.owner_id) into v_owners
+    from unnest(v_ids) as u (id) join flowfabric.budget b on b.id = u.id
+    where b.owner_id is not null and b.created_at < flowfabric.now() - interval '1 day'   -- it may come before its owner
+      and not exists (select from flowfabric.execution e where e.partition = b.owner_partition and e.id = b.owner_id)
+      and not exists (select from flowfabric.flow f where f.partition = b.owner_partition and f.flow_id = b.owner_id);
+    if v_owners is not null then
+        perform flowfabric.drop_owned(v_owners);
+        corrected := corrected + cardinality(v_owners);
+    end if;
+    return next;
+end;
+$$;
+
+-- exhausted_dimension: the first dimension whose hard limit is reached; null: none.
+create or replace function flowfabric.exhausted_dimension(h flowfabric.budget_head) returns text
+language sql immutable as $$
+    select u.dim from unnest(h.dimensions, h.used, h.hard) with ordinality as u (dim, used, hard, ord)
+    where h.is_strict and u.hard > 0 and u.used >= u.hard order by u.ord limit 1
+$$;

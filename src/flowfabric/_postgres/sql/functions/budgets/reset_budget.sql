@@ -1,0 +1,51 @@
+-- reset_budget: begin a new generation: nothing is used; what reservations hold stays held
+--
+-- Called by operators; reset_due_budgets does the same for the duty.
+-- Locks    the budget; then what it holds back, skipping what is locked.
+-- Returns  ok and the time of the next reset, or not_found.
+-- Roles    operate
+create or replace function flowfabric.reset_budget(p_id uuid) returns table (code text, next_reset_at timestamptz)
+language plpgsql security definer as $$
+#variable_conflict use_column
+begin
+    perform flowfabric.require_read_committed();
+    code := flowfabric.begin_period(p_id, false);
+    select b.next_reset_at into next_reset_at from flowfabric.budget b where b.id = p_id;
+    return next;
+end;
+$$;
+
+-- begin_period: lock a budget and begin a new generation. p_due: only if it is due, which a manual reset may have changed.
+create or replace function flowfabric.begin_period(p_id uuid, p_due boolean) returns text
+language plpgsql as $$
+declare
+    v_now timestamptz;
+    v_before flowfabric.budget_head[];
+    h flowfabric.budget_head;
+    d flowfabric.budget;
+    k integer;
+begin
+    v_before := flowfabric.lock_budgets(array[p_id], false);
+    v_now := flowfabric.now();
+    select b.* into d from flowfabric.budget b where b.id = p_id and b.created_at is not null;
+    if not found then
+        return 'not_found';
+    elsif p_due and (d.next_reset_at is null or d.next_reset_at > v_now) then
+        return 'early';
+    end if;
+    h := v_before[1];
+    for k in 1 .. cardinality(h.dimensions) loop
+        h.used[k] := case when h.used[k] is not null then 0 end;
+        h.overrun[k] := 0;
+    end loop;
+    h.generation := d.generation + 1; h.last_breach_at := null; h.last_breach_dim := null;
+    update flowfabric.budget b
+    set generation = b.generation + 1, reset_count = b.reset_count + 1, last_reset_at = v_now,
+        next_reset_at = v_now + b.reset_interval, is_lowered = flowfabric.is_beyond(h)
+    where b.id = p_id;
+    perform flowfabric.write_heads(v_before, array[h], array[1], v_now);
+    perform flowfabric.log_budget(p_id, 'budget_reset', jsonb_build_object('generation', h.generation), v_now);
+    perform flowfabric.open_budgets(array[p_id], v_now);
+    return 'ok';
+end;
+$$;

@@ -1,0 +1,260 @@
+"""Two calls on one budget at the same time: the outcome is that of one of the two orders, and no limit is passed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import flowfabric as ff
+from flowfabric.errors import LeaseLost
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.budget import HardBreach, Reserved, UsageOk
+from flowfabric.values.ids import BudgetId, ReservationId
+from flowfabric.values.policies import ExecutionPolicy
+from tests import sampling
+from tests.interleave import PATIENCE, Party, Stage, waiting
+from tests.sql.test_budgets import admin, make, status
+from tests.support import WORKER, claim_one, started, submit
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+Call = Callable[[Party, Claimed, BudgetId], Awaitable[Any]]
+ENDINGS = pytest.mark.parametrize("ending", ["commit", "rollback"])
+
+# Each takes 6 of 10, or gives room; the budget has 10 and nothing is used.
+CALLS: dict[str, Call] = {
+    "report": lambda party, held, budget: party.report_usage(held.handle, {"t": 6}, budget),
+    "admin": lambda party, held, budget: admin(party, budget, t=6),
+    "spend": lambda party, held, budget: party.record_spend(budget, held.execution_id, {"t": 6}),
+    "reserve": lambda party, held, budget: party.reserve_usage(held.handle, {"t": 6}, budget),
+    "raise": lambda party, held, budget: party.update_budget(budget, raise_by={"t": 10}),
+    "lower": lambda party, held, budget: party.update_budget(budget, hard={"t": 5}),
+    "reset": lambda party, held, budget: party.reset_budget(budget),
+}
+TAKES = ("report", "admin", "spend", "reserve")
+PAIRS = [(first, second) for first in CALLS for second in TAKES]
+
+
+@ENDINGS
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+async def test_the_second_call_waits_and_sees_what_the_first_did(
+    stage: Stage, first: str, second: str, ending: str
+) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 10})
+    mine, other = await started(one), await started(one)
+    await one.begin()
+    await CALLS[first](one, mine, budget)
+    task = await waiting(stage.watch, two, CALLS[second](two, other, budget), behind=one)
+    await one.end(ending)
+    answer = await asyncio.wait_for(task, PATIENCE)
+    denied = ending == "commit" and first in (*TAKES, "lower")
+    assert isinstance(answer, HardBreach) is denied, answer
+    found = await status(two, budget)
+    taken = found.usage.get("t", 0) + found.held.get("t", 0)
+    assert taken == (0 if denied and first == "lower" else 6)
+    await stage.audit()
+
+
+@ENDINGS
+async def test_a_report_and_the_expiry_of_its_lease(stage: Stage, ending: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 10})
+    held = await started(one, lease_ttl=timedelta(minutes=5))
+    await one.reserve_usage(held.handle, {"t": 3}, budget)
+    await one.begin()
+    await one.revoke_lease(held.execution_id)
+    task = await waiting(stage.watch, two, two.report_usage(held.handle, {"t": 6}, budget), behind=one)
+    await one.end(ending)
+    answer = await asyncio.wait_for(task, PATIENCE)
+    found = await status(two, budget)
+    if ending == "commit":
+        assert isinstance(answer, LeaseLost)
+        assert (found.usage, found.held) == ({"t": 3}, {})  # charged
+    else:
+        assert isinstance(answer, UsageOk)
+        assert (found.usage, found.held) == ({"t": 6}, {"t": 3})
+    await stage.audit()
+
+
+@ENDINGS
+async def test_the_lease_of_a_report_is_lost_after_it(stage: Stage, ending: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 10})
+    held = await started(one)
+    await one.begin()
+    await one.reserve_usage(held.handle, {"t": 6}, budget)
+    task = await waiting(stage.watch, two, two.revoke_lease(held.execution_id), behind=one)
+    await one.end(ending)
+    await asyncio.wait_for(task, PATIENCE)
+    found = await status(two, budget)
+    assert (found.usage, found.held) == (({"t": 6}, {}) if ending == "commit" else ({}, {}))
+    await stage.audit()
+
+
+OPENINGS: dict[str, Callable[[Party, BudgetId], Awaitable[Any]]] = {
+    "reset": lambda party, budget: party.reset_budget(budget),
+    "raise": lambda party, budget: party.update_budget(budget, raise_by={"t": 1}),
+}
+
+
+@ENDINGS
+@pytest.mark.parametrize("opening", OPENINGS)
+async def test_a_claim_that_denies_before_the_budget_opens(stage: Stage, opening: str, ending: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 1})
+    await admin(one, budget, t=1)
+    ids = [await submit(one, policy=ExecutionPolicy(budget_ids=(budget,))) for _ in range(3)]
+    await one.begin()
+    assert await one.claim(**WORKER) is None
+    task = await waiting(stage.watch, two, OPENINGS[opening](two, budget), behind=one)
+    await one.end(ending)
+    await asyncio.wait_for(task, PATIENCE)
+    assert [(await claim_one(two)).execution_id for _ in ids] == ids
+    await stage.audit()
+
+
+@ENDINGS
+@pytest.mark.parametrize("opening", OPENINGS)
+async def test_a_budget_that_opens_before_a_claim_denies(stage: Stage, opening: str, ending: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 1})
+    await admin(one, budget, t=1)
+    first = await submit(one, policy=ExecutionPolicy(budget_ids=(budget,)))
+    await one.begin()
+    await OPENINGS[opening](one, budget)
+    task = await waiting(stage.watch, two, two.claim(**WORKER), behind=one)
+    await one.end(ending)
+    answer = await asyncio.wait_for(task, PATIENCE)
+    if ending == "commit":
+        answer = answer or await two.claim(**WORKER)
+        assert answer is not None
+        assert answer.execution_id == first
+    else:
+        assert answer is None
+        await two.reset_budget(budget)
+        assert (await claim_one(two)).execution_id == first
+    await stage.audit()
+
+
+@ENDINGS
+@pytest.mark.parametrize("opening", OPENINGS)
+async def test_a_pause_before_the_budget_opens(stage: Stage, opening: str, ending: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 1})
+    await submit(one, policy=ExecutionPolicy(budget_ids=(budget,)))
+    held = await claim_one(one)
+    await one.report_usage(held.handle, {"t": 1})
+    await one.begin()
+    assert (await one.pause_for_budget(held.handle, {"t": 1})).paused
+    task = await waiting(stage.watch, two, OPENINGS[opening](two, budget), behind=one)
+    await one.end(ending)
+    await asyncio.wait_for(task, PATIENCE)
+    again = await two.claim(**WORKER)
+    assert (again is not None) is (ending == "commit")
+    await stage.audit()
+
+
+@ENDINGS
+async def test_a_pause_after_the_budget_opens(stage: Stage, ending: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 1})
+    await submit(one, policy=ExecutionPolicy(budget_ids=(budget,)))
+    held = await claim_one(one)
+    await one.report_usage(held.handle, {"t": 1})
+    await one.begin()
+    await one.reset_budget(budget)
+    task = await waiting(stage.watch, two, two.pause_for_budget(held.handle, {"t": 1}), behind=one)
+    await one.end(ending)
+    answer = await asyncio.wait_for(task, PATIENCE)
+    assert answer.paused is (ending == "rollback")
+    await stage.audit()
+
+
+async def test_budgets_in_opposite_order_do_not_lock_each_other_out(stage: Stage) -> None:
+    await stage.empty()
+    parties = await stage.company(4)
+    budgets = [await make(parties[0], {"t": 10**9}) for _ in range(6)]
+    unknown = [BudgetId(ff.values.ids.mint_uuid()) for _ in range(2)]
+    held = [await started(parties[0]) for _ in parties]
+    dice = random.Random(4)
+
+    async def act(party: Party, mine: Claimed) -> None:
+        for _ in range(sampling.examples(300, 40)):
+            chosen = dice.sample([*budgets, *unknown], 4)
+            assert isinstance(await party.report_usage(mine.handle, {"t": 1}, chosen), UsageOk)
+
+    await asyncio.wait_for(
+        asyncio.gather(*(act(party, mine) for party, mine in zip(parties, held, strict=True))), PATIENCE
+    )
+    await stage.audit()
+
+
+async def test_sixteen_connections_never_pass_the_limit_by_one_token(stage: Stage) -> None:
+    await stage.empty()
+    parties = await stage.company(17)
+    watch, *actors = parties
+    budget = await make(watch, {"t": 600})
+    held = [await started(watch, lease_ttl=timedelta(hours=1)) for _ in actors]
+    counted = 0
+    denied = 0
+    done = False
+
+    async def act(number: int, party: Party, mine: Claimed) -> None:
+        nonlocal counted, denied
+        dice = random.Random(number)
+        open_ones: list[tuple[ReservationId, int]] = []
+        for _ in range(sampling.examples(400, 40)):
+            amount = dice.randint(1, 9)
+            what = dice.choice(["report", "reserve", "settle", "cancel", "admin"])
+            if what == "report":
+                answer: Any = await party.report_usage(mine.handle, {"t": amount}, budget)
+            elif what == "admin":
+                answer = await admin(party, budget, t=amount)
+            elif what == "reserve" or not open_ones:
+                answer = await party.reserve_usage(mine.handle, {"t": amount}, budget)
+                if isinstance(answer, Reserved):
+                    open_ones.append((answer.reservation_id, amount))
+                denied += isinstance(answer, HardBreach)
+                continue
+            else:
+                reservation, amount = open_ones.pop()
+                if what == "cancel":
+                    await party.cancel_reservation(mine.handle, reservation)
+                    continue
+                spent = dice.randint(0, amount + 2)
+                answer = await party.settle_usage(mine.handle, reservation, {"t": spent})
+                counted += spent - (answer.overrun if isinstance(answer, HardBreach) else 0)
+                continue
+            denied += isinstance(answer, HardBreach)
+            counted += amount if isinstance(answer, UsageOk) else 0
+        for reservation, _ in open_ones:
+            await party.cancel_reservation(mine.handle, reservation)
+
+    async def look() -> int:
+        looks = 0
+        while not done:
+            found = await status(watch, budget)
+            assert found.usage.get("t", 0) + found.held.get("t", 0) <= 600
+            looks += 1
+        return looks
+
+    looking = asyncio.ensure_future(look())
+    await asyncio.gather(*(act(number, *pair) for number, pair in enumerate(zip(actors, held, strict=True))))
+    done = True
+    assert await looking > 10
+    found = await status(watch, budget)
+    assert (found.usage, found.held) == ({"t": counted}, {})
+    assert found.breach_count >= denied > 0
+    await stage.audit()
