@@ -40,6 +40,8 @@ declare
     v_no integer; v_name text;
     v_places integer[];
     v_waits boolean := current_setting('flowfabric.holds_limits', true) is distinct from 'on';
+    v_first boolean := v_waits;   -- this transaction holds no budget yet
+    v_held uuid[]; v_held_details text[];
     v_moved integer := 0;
     v_shares boolean := false;
     v_size integer;
@@ -210,17 +212,23 @@ begin
         end if;
         if v_denied then
             if cardinality(v_shut) > 0 then
-                -- Look again, under a lock that keeps them from being opened meanwhile.
-                v_new := flowfabric.hold_budgets(v_shut, v_waits or v_moved = 0);
+                -- Look again, under a lock that keeps them from being opened meanwhile. Rows of those that are locked by others
+                -- are denied and stay ready.
+                v_new := flowfabric.hold_budgets(v_shut, v_first);
+                v_first := false;
                 perform set_config('flowfabric.holds_limits', 'on', true);
                 select coalesce(array_agg(x.budget_id order by x.budget_id), '{}'),
                        coalesce(array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard)
                                           order by x.budget_id), '{}')
                 into v_shut, v_shut_details
-                from flowfabric.exhausted_budgets(v_new) x;
+                from flowfabric.exhausted_budgets(v_shut) x;
             end if;
+            select coalesce(array_agg(u.id order by u.id), '{}'), coalesce(array_agg(u.detail order by u.id), '{}')
+            into v_held, v_held_details
+            from unnest(v_shut, v_shut_details) as u (id, detail) where u.id = any (v_new);
             v_moved := v_moved + flowfabric.move_aside(
-                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_shut, v_shut_details, v_names, v_rooms, v_now);
+                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_held, v_held_details, v_names, v_rooms,
+                v_now);
         end if;
         exit when cardinality(v_taken.ids) >= p_limit;
         exit when v_moved > 0 and (cardinality(v_taken.ids) > 0 or clock_timestamp() > v_begun + interval '200 milliseconds');
