@@ -29,7 +29,8 @@ async def _held(engine: ff.Engine) -> None:
 
 
 _ANOTHER = (
-    "select gen_random_uuid(), 0, policy_id, key, 9, flowfabric.now(), null, 'scheduler' from flowfabric.quota_slot"
+    "(id, partition, policy_id, key, admitted_at, until, origin)"
+    " select gen_random_uuid(), 0, policy_id, key, flowfabric.now(), null, 'scheduler' from flowfabric.quota_slot"
 )
 _LEADS = "insert into flowfabric.lead values ('duties', gen_random_uuid(), clock_timestamp() + interval '1 minute');"
 DAMAGES: dict[str, tuple[Callable[[ff.Engine], Awaitable[None]], list[str]]] = {
