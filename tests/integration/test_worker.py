@@ -379,6 +379,47 @@ async def test_a_lease_whose_execution_was_locked_is_tried_again_soon(
     assert len(await run.attempts()) == 1
 
 
+async def test_a_lost_lease_whose_execution_was_locked_when_the_worker_looked_is_noticed(
+    app: ff.App, database: str, sql: asyncpg.Connection[Any], calls: Calls
+) -> None:
+    """The promotion of a retry locks the execution just after the notification that its lease was lost."""
+    stopped = asyncio.Event()
+
+    @app.task
+    async def job(ctx: ff.Context) -> str:
+        if ctx.reclaim_count:
+            return "second"
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            stopped.set()
+
+    def looks() -> int:
+        return calls.counts["renew_many"] + calls.counts["renew_and_heartbeat"]
+
+    locked = threading.Event()
+
+    async def hold() -> None:
+        await asyncio.to_thread(locked.wait)
+
+    run = await job.submit()
+    locking = await Party.join(database)
+    async with working(app, lease_ttl=3600, concurrency=1) as worker:
+        await until(lambda: len(worker.handlers.held) == 1 and looks() > 0)
+        calls.before = {"renew_many": hold, "renew_and_heartbeat": hold}
+        await (await app.client()).engine.revoke_lease(run.execution_id, reason="a test")
+        await locking.begin()
+        await locking.connection.execute("select from flowfabric.execution for update")
+        locked.set()
+        seen = looks()
+        await until(lambda: looks() >= seen + 2)  # one look finds it locked
+        assert not stopped.is_set()
+        await locking.commit()
+        assert await run.result(PATIENCE) == "second"
+        assert stopped.is_set()
+    await locking.close()
+
+
 async def test_an_earlier_run_that_lingers_does_not_disturb_the_lease_of_the_next(app: ff.App) -> None:
     again = asyncio.Event()
 

@@ -19,7 +19,8 @@ from flowfabric.values.wait import Fresh
 from tests.each import Rows
 from tests.ids import home
 from tests.interleave import Party, Stage
-from tests.sql import test_flow_audit, test_limit_audit, test_streams, test_suspension_audit
+from tests.sql import test_fleet, test_flow_audit, test_limit_audit, test_streams, test_suspension_audit
+from tests.sql.damage import finds, found
 from tests.support import STATES, WORKER, claim_one, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -472,10 +473,6 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
 }  # fmt: skip
 
 
-async def found(stage: Stage, partition: int | None = None) -> set[str]:
-    return {row["rule"] for row in await stage.watch.fetch("select rule from flowfabric.audit($1, true)", partition)}
-
-
 @pytest.mark.parametrize("place", [*STATES, *PLACES])
 async def test_every_rule_finds_its_damage_and_leaves_alone_what_is_in_order(
     stage: Stage, engine: Party, place: str
@@ -489,13 +486,7 @@ async def test_every_rule_finds_its_damage_and_leaves_alone_what_is_in_order(
     for rule, statements in DAMAGES.get(place, {}).items():
         for statement in statements:
             with rows.row((rule, statement)):
-                await stage.watch.execute("begin")
-                try:
-                    touched = await stage.watch.execute(statement)
-                    assert not touched.endswith(" 0"), "the damage must be done"
-                    assert rule in await found(stage)
-                finally:
-                    await stage.watch.execute("rollback")
+                await finds(stage, rule, statement)
     rows.tell()
 
 
@@ -505,13 +496,14 @@ async def test_every_rule_is_tried_by_one_of_the_chapters() -> None:
     tried = {rule for damages in DAMAGES.values() for rule in damages} | {
         damage.rule for chapter in (test_flow_audit, test_suspension_audit) for damage in chapter.DAMAGES
     }
-    # test_steps.py, test_workers.py, test_children.py, test_streams.py, test_limit_audit.py
+    # test_steps.py, test_workers.py, test_children.py, test_streams.py, test_limit_audit.py, test_fleet.py
     elsewhere = {
         "step_orphan",
         "registration_facts",
         "worker_history",
         *test_streams.DAMAGES,
         *test_limit_audit.DAMAGES,
+        *test_fleet.DAMAGES,
     }
     elsewhere |= {"child_partition", "child_row", "child_forgotten"}
     assert rules and rules - elsewhere <= tried

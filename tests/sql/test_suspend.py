@@ -40,6 +40,7 @@ from flowfabric.values.wait import (
 )
 from tests.each import Rows
 from tests.ids import home, id_in
+from tests.model import SUSPENDS
 from tests.sql.cases import NOT_HELD, stranger
 from tests.sql.cases import outcome as told
 from tests.sql.suspending import (
@@ -834,20 +835,9 @@ SUSPENDED = {
     "lifecycle_phase": "suspended", "ownership_state": "unowned", "eligibility_state": "not_applicable",
     "terminal_outcome": "none", "attempt_state": "attempt_interrupted", "public_state": "suspended",
 }  # fmt: skip
-BLOCKS = {
-    "waiting_for_signal": "waiting_for_signal",
-    "step_boundary": "waiting_for_signal",
-    "waiting_for_approval": "waiting_for_approval",
-    "waiting_for_callback": "waiting_for_callback",
-    "waiting_for_tool_result": "waiting_for_tool_result",
-    "waiting_for_operator_review": "paused_by_operator",
-    "manual_pause": "paused_by_operator",
-    "paused_by_policy": "paused_by_policy",
-    "paused_by_budget": "waiting_for_budget",
-}
 
 
-@pytest.mark.parametrize(("reason", "blocks"), BLOCKS.items())
+@pytest.mark.parametrize(("reason", "blocks"), SUSPENDS.items())
 async def test_suspending_gives_the_lease_back_and_says_why(world: SuspendingWorld, reason: str, blocks: str) -> None:
     wait = await world.suspend(all_of("a", "b"), reason_code=reason)
     assert await world.vector(wait) == {**SUSPENDED, "blocking_reason": blocks}

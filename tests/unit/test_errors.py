@@ -46,6 +46,7 @@ from flowfabric.errors import (
     TransportError,
     Unavailable,
     ValidationFailed,
+    WorkerAtCapacity,
 )
 from tests.each import each
 
@@ -60,6 +61,7 @@ FAMILIES = {
     "transport": TransportError,
     "unavailable": Unavailable,
     "resource": ResourceExhausted,
+    "capacity": WorkerAtCapacity,
     "permission": NotAllowed,
     "timed_out": TimedOut,
     "cursor": CursorRefused,
@@ -173,6 +175,8 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return NotFound("execution", ID)
         case "unavailable":
             return Unavailable("list_workers")
+        case "capacity":
+            return WorkerAtCapacity(100)
         case "resource":
             return ResourceExhausted("stream_ops", 64, 1600)
         case "permission":
@@ -269,7 +273,7 @@ def test_every_exception_of_the_module_hangs_on_the_one_root_and_in_the_drawing(
         if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
     ]
     beside = {RetryLater, Reject}
-    assert len(classes) == 25 + len(beside)
+    assert len(classes) == 26 + len(beside)
     for cls in classes:
         assert issubclass(cls, FlowFabricError) != (cls in beside)
         assert re.search(rf"\b{cls.__name__}\b", errors.__doc__ or "")

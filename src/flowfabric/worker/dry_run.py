@@ -147,7 +147,7 @@ class _DryRun(Running):
             self.verdict, self.why = verdict, why
 
     def waits(self) -> None:
-        """Every branch has come to the end of its record: a run of the same code has asked for all of it by now."""
+        """Every branch reached the end of its record: a run of the same code has asked for all of it by now."""
         memory = self.loaded_memory
         assert memory is not None
         if memory.missing and not self.tasks.has_cancelled:

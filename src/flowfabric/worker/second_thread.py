@@ -135,7 +135,7 @@ class SecondThread(threading.Thread):
                     lost.clear()
                 had_leases, has_leases = has_leases, bool(self._worker.handlers.held)
                 # Notifications about lost leases need a connection of their own: only while there are leases, and not
-                # for handlers that end at once. What was missed before is found by renewing all.
+                # for handlers that end at once. Renewing all finds losses that were missed before.
                 if not has_leases:
                     listening.close()
                     lost, is_listening = None, False
@@ -181,11 +181,11 @@ class SecondThread(threading.Thread):
         """
         are_locked = False
         now = time.monotonic()
-        held = [
-            one
-            for one in list(self._worker.handlers.held.values())
-            if not one.is_lost and (renew_all or now - one.renewed_at >= ttl / 3)
-        ]
+        living = [one for one in list(self._worker.handlers.held.values()) if not one.is_lost]
+        if renew_all:
+            for one in living:
+                one.is_doubtful = True  # until a call says what became of it
+        held = [one for one in living if one.is_doubtful or now - one.renewed_at >= ttl / 3]
         for at in range(0, len(held), _CHUNK):
             chunk = held[at : at + _CHUNK]
             asked = time.monotonic()
@@ -208,7 +208,7 @@ class SecondThread(threading.Thread):
                 elif isinstance(verdict, FlowFabricError):
                     log.warning("the lease of %s was not renewed: %s", one.claimed.execution_id, verdict)
                 else:
-                    one.renewed_at = asked
+                    one.renewed_at, one.is_doubtful = asked, False
         return are_locked
 
     async def _renew_chunk(self, engine: Engine, handles: list[Handle]) -> list[Renewed | FlowFabricError]:

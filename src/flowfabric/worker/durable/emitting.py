@@ -2,7 +2,7 @@
 
 They keep their order and are stored before the result, a failure or a pause of their handler. A handler that is faster
 than the database waits. A handler that runs again after a wait emits the same frames again: those of each type are
-counted, and as many as its attempt has already are left out. What is emitted inside a step is stored every time the
+counted, and as many as its attempt has already are left out. Frames emitted inside a step are stored every time the
 step runs.
 """
 
