@@ -390,7 +390,7 @@ create table flowfabric.quota_policy (
 );
 create unique index quota_policy_by_name on flowfabric.quota_policy (name) where name is not null;
 
--- One row per policy and value of its key, which admissions lock: they are serial.
+-- One row per policy and value of its key, which admissions lock: they are serial while a limit is near.
 create table flowfabric.quota_head (
     policy_id uuid not null,
     key       text collate "C" not null,
