@@ -1,4 +1,4 @@
-"""The pictures of flows are what the script draws, each is on a page, and flows really reach the states they show."""
+"""The pictures are what the script draws, each is on a page, and flows really reach the states they show."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
 
 import flowfabric as ff
 from flowfabric.values.attempt import Claimed
+from flowfabric.values.budget import ReservationState
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import FlowId
@@ -37,6 +39,15 @@ def test_a_picture_is_what_the_script_draws(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", SCRIPT.LIVES)
+def test_a_life_is_what_the_script_draws(name: str) -> None:
+    assert (SCRIPT.TARGET / f"{name}.svg").read_text(encoding="utf-8") == SCRIPT.life(name), "run scripts/pictures.py"
+
+
+def test_the_picture_of_a_reservation_has_every_state_that_is_stored() -> None:
+    assert set(get_args(ReservationState)) <= set(SCRIPT.LIVES["limit-reservation"].places)
+
+
 def test_a_picture_that_differs_is_named_and_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -52,7 +63,7 @@ def test_a_picture_that_differs_is_named_and_left_alone(
 
 
 def test_every_picture_is_drawn_by_the_script_and_shown_on_a_page() -> None:
-    drawn = {f"{name}.svg" for name in SCRIPT.SAMPLES}
+    drawn = {f"{name}.svg" for name in (*SCRIPT.SAMPLES, *SCRIPT.LIVES)}
     assert {file.name for file in (ROOT / "docs").rglob("*.svg")} == drawn
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert {link.rsplit("/", 1)[-1] for link in re.findall(r"!\[[^\]]+\]\(([^)]+\.svg)\)", text)} == drawn
