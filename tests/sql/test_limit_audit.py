@@ -28,7 +28,10 @@ async def _held(engine: ff.Engine) -> None:
     assert len(await engine.claim_many(**WORKER, limit=10)) == 1
 
 
-_ANOTHER = "select gen_random_uuid(), 0, policy_id, key, flowfabric.now(), null, 'scheduler' from flowfabric.quota_slot"
+_ANOTHER = (
+    "(id, partition, policy_id, key, admitted_at, until, origin)"
+    " select gen_random_uuid(), 0, policy_id, key, flowfabric.now(), null, 'scheduler' from flowfabric.quota_slot"
+)
 _LEADS = "insert into flowfabric.lead values ('duties', gen_random_uuid(), clock_timestamp() + interval '1 minute');"
 DAMAGES: dict[str, tuple[Callable[[ff.Engine], Awaitable[None]], list[str]]] = {
     "limit_set": (
@@ -52,7 +55,7 @@ DAMAGES: dict[str, tuple[Callable[[ff.Engine], Awaitable[None]], list[str]]] = {
     ),
     "quota_cap": (
         _held,
-        [f"insert into flowfabric.quota_slot (id, partition, policy_id, key, admitted_at, until, origin) {_ANOTHER}"],
+        [f"insert into flowfabric.quota_slot {_ANOTHER}"],
     ),
     "quota_rate": (
         _held,

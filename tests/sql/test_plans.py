@@ -740,7 +740,7 @@ CALLS = [
     Call("begin_epoch", 1, lambda g: g.engine._fetch("select flowfabric.begin_epoch()")),
     Call("take_lead", 2, lambda g: g.engine.take_lead([DUTIES, CASCADES], HOUR)),
     Call("leave_lead", 1, lambda g: g.engine.leave_lead()),
-    Call("audit", 60 * N, lambda g: g.engine.audit(events=True)),
+    Call("audit", 80 * N, lambda g: g.engine.audit(events=True)),
     Call("audit_sample", 3 * N, lambda g: g.engine.audit_sample(home(g.wide.flow_id))),
     Call("repair_floors", 100, lambda g: g.engine.repair_floors()),
     # the deployment

@@ -398,7 +398,7 @@ create table flowfabric.declared_limit (
     declared_at timestamptz not null
 );
 
--- One row per policy and value of its key, which admissions lock: they are serial.
+-- One row per policy and value of its key, which admissions lock: they are serial while a limit is near.
 create table flowfabric.quota_head (
     policy_id uuid not null,
     key       text collate "C" not null,

@@ -11,10 +11,10 @@ begin
     from flowfabric.execution e
     cross join lateral (select x.* from flowfabric.limit_set x where x.digest = e.limits limit 1) l
     cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
-    join flowfabric.quota_policy p on p.id = k.id and flowfabric.is_limiting(p)
+    join flowfabric.quota_policy p on p.id = k.id and (p.max_requests > 0 or p.max_concurrent > 0)
     where e.partition = p_partition and e.id = p_id;
     if v_policies is not null then
-        perform flowfabric.lock_heads(v_policies, v_keys, true);
+        perform flowfabric.lock_heads(v_policies, v_keys, 'wait');
         insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
         select p_id, p_partition, u.policy_id, u.key, p_now, null, 'override'
         from unnest(v_policies, v_keys) as u (policy_id, key)

@@ -2,9 +2,12 @@
 
 -- quota_rooms: how much room limiting policies have, under their locks.
 --
--- Slots are counted from the floor of the head on: below it there are none, only what an old snapshot keeps of them. Now
--- and then the floor follows.
-create or replace function flowfabric.quota_rooms(p_policies uuid[], p_keys text[], p_now timestamptz)
+-- Slots are found from the floor of the head on: below it there are none, only what an old snapshot keeps of them. Now and
+-- then the floor follows. Their numbers differ, so that the first and the last bound how many there are: they are counted
+-- only if this bound leaves less room than the caller can use.
+-- Takes    p_wanted: more room than this is not used; null: all of it. p_raises: the floors may follow: the locks exclude
+--          other admissions.
+create or replace function flowfabric.quota_rooms(p_policies uuid[], p_keys text[], p_wanted bigint, p_raises boolean, p_now timestamptz)
 returns setof flowfabric.quota_room
 language plpgsql as $$
 declare
@@ -13,7 +16,7 @@ begin
     for v_room in
         select p.id, u.key, p.max_requests, p.max_concurrent, flowfabric.window_of(p.window_seconds), p.jitter_ms,
                case when p.max_requests > 0 then p.max_requests - n.n end,
-               case when p.max_concurrent > 0 then p.max_concurrent - s.n end,
+               case when p.max_concurrent > 0 then p.max_concurrent - coalesce(s.high - s.low + 1, 0) end,
                case when p.max_requests > 0 and n.n >= p.max_requests then (
                    select e.admitted_at + flowfabric.window_of(p.window_seconds) from flowfabric.quota_entry e
                    where e.policy_id = p.id and e.key = u.key and e.admitted_at > p_now - flowfabric.window_of(p.window_seconds)
@@ -23,31 +26,35 @@ begin
         join flowfabric.quota_policy p on p.id = u.policy_id
         left join flowfabric.quota_head h on h.policy_id = u.policy_id and h.key = u.key
         cross join lateral (
-            select count(*) filter (where flowfabric.is_live(x, p_now)) as n, min(x.number) as low from flowfabric.quota_slot x
-            where p.max_concurrent > 0 and x.policy_id = u.policy_id and x.key = u.key and x.number >= coalesce(h.floor, 0)) s
+            select (select x.number from flowfabric.quota_slot x
+                    where p.max_concurrent > 0 and x.policy_id = u.policy_id and x.key = u.key
+                      and x.number >= coalesce(h.floor, 0) order by x.number limit 1) as low,
+                   (select x.number from flowfabric.quota_slot x
+                    where p.max_concurrent > 0 and x.policy_id = u.policy_id and x.key = u.key
+                    order by x.number desc limit 1) as high) s
         cross join lateral (
             select count(*) as n from flowfabric.quota_entry e
             where p.max_requests > 0 and e.policy_id = u.policy_id and e.key = u.key
               and e.admitted_at > p_now - flowfabric.window_of(p.window_seconds)) n
-        where flowfabric.is_limiting(p)
+        where p.max_requests <> 0 or p.max_concurrent <> 0
         order by u.ord
     loop
-        if v_room.cap > 0 and v_room.floor is not null and random() < 0.02 then
-            -- Numbers are given out under the lock of the head.
+        if least(v_room.rate, v_room.cap, v_room.jitter_ms) < 0 or v_room.span < interval '0' then
+            perform flowfabric.corrupt('quota policy ' || v_room.policy_id || ' has a negative number');
+        end if;
+        if v_room.cap > 0 and v_room.low is not null and (p_wanted is null or v_room.slots_left < p_wanted) then
+            -- As is_live says, which is asked only for the few whose end has passed.
+            select v_room.cap - count(*) into v_room.slots_left from flowfabric.quota_slot x
+            where x.policy_id = v_room.policy_id and x.key = v_room.key and x.number >= v_room.low
+              and (x.until is null or x.until > p_now or (x.origin = 'direct' and flowfabric.is_live(x, p_now)));
+        end if;
+        if p_raises and v_room.floor < v_room.low and random() < 0.05 then
             update flowfabric.quota_head h set floor = v_room.low
             where h.policy_id = v_room.policy_id and h.key = v_room.key and h.floor < v_room.low;
         end if;
         return next v_room;
     end loop;
 end;
-$$;
-
--- is_limiting: whether a policy has a rate or a cap. Raises if its numbers make no sense: nothing is admitted then.
-create or replace function flowfabric.is_limiting(p flowfabric.quota_policy) returns boolean
-language sql immutable as $$
-    select case when least(p.window_seconds, p.max_requests, p.max_concurrent, p.jitter_ms) < 0
-                then flowfabric.corrupt('quota policy ' || p.id || ' has a negative number')
-                else p.max_requests > 0 or p.max_concurrent > 0 end
 $$;
 
 -- window_of: the length of a policy's window.

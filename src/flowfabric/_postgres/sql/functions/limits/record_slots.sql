@@ -12,7 +12,7 @@ begin
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
         cross join lateral (select x.* from flowfabric.limit_set x where x.digest = e.limits limit 1) l
         cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
-        join flowfabric.quota_policy p on p.id = k.id and flowfabric.is_limiting(p)
+        join flowfabric.quota_policy p on p.id = k.id and (p.max_requests > 0 or p.max_concurrent > 0)
     ), entered as (
         insert into flowfabric.quota_entry as e (policy_id, key, id, partition, admitted_at)
         select a.policy_id, a.key, a.id, a.partition, p_now from admitted a

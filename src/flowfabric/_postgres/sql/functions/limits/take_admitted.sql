@@ -25,7 +25,8 @@ declare
     v_last_rank integer; v_last_at timestamptz; v_last_id uuid;
     -- The rows of a round.
     v_tids tid[]; v_partitions integer[]; v_ids uuid[]; v_limits bigint[]; v_lost boolean[];
-    v_take tid[]; v_took bigint[];
+    v_take tid[];
+    v_known bigint[] := '{}'; v_unknown bigint[];   -- limit sets whose limits were looked at
     v_slotted text[]; v_entered text[];
     -- Budgets: those that were read, and those that are exhausted.
     v_read uuid[] := '{}'; v_new uuid[]; v_shut uuid[] := '{}'; v_shut_details text[] := '{}';
@@ -34,15 +35,21 @@ declare
     v_names text[] := '{}'; v_busy text[] := '{}';
     v_rooms flowfabric.quota_room[] := '{}';
     v_room flowfabric.quota_room;
-    v_seen text[] := '{}';
     v_denied boolean; v_passes boolean; v_skips boolean;
     v_no integer; v_name text;
     v_places integer[];
     v_waits boolean := current_setting('flowfabric.holds_limits', true) is distinct from 'on';
+    v_first boolean := v_waits;   -- this transaction holds no budget yet
+    v_held uuid[]; v_held_details text[];
     v_moved integer := 0;
+    v_shares boolean := false;
+    v_size integer;
+    v_far bigint := current_setting('max_connections')::bigint;
     v record;
 begin
     for v_round in 1 .. v_most loop
+        -- For the last one some more are read: concurrent claims may have locked the first.
+        v_size := case when p_limit - cardinality(v_taken.ids) = 1 then 16 else p_limit - cardinality(v_taken.ids) end;
         select array_agg(b.tid), array_agg(b.partition), array_agg(b.id), array_agg(b.limits), array_agg(b.lost),
                (array_agg(b.rank))[count(*)], (array_agg(b.created_at))[count(*)], (array_agg(b.id))[count(*)]
         into v_tids, v_partitions, v_ids, v_limits, v_lost, v_last_rank, v_last_at, v_last_id
@@ -56,15 +63,31 @@ begin
                     and (r.granted_until is null or r.granted_until <= v_now)
                     and (r.deadline_at is null or r.deadline_at > v_now)
                     and (r.available_at is null or (p_reclaim and r.available_at <= v_now))
-                  order by r.rank, r.created_at, r.id limit p_limit - cardinality(v_taken.ids)) c
-              order by c.rank, c.created_at, c.id limit p_limit - cardinality(v_taken.ids)) b;
+                  order by r.rank, r.created_at, r.id limit v_size) c
+              order by c.rank, c.created_at, c.id limit v_size) b;
         exit when v_tids is null;
 
         -- Limits that were not looked at before.
-        select array_agg(distinct b.id) filter (where b.id <> all (v_read)) into v_new
-        from (select distinct u.limits from unnest(v_limits) as u (limits) where u.limits is not null) s
-        cross join lateral (select x.* from flowfabric.limit_set x where x.digest = s.limits limit 1) l
-        cross join lateral unnest(l.budget_ids) as b (id);
+        select array_agg(distinct u.limits) into v_unknown
+        from unnest(v_limits) as u (limits) where u.limits is not null and u.limits <> all (v_known);
+        v_new := null; v_new_policies := null;
+        if v_unknown is not null then
+            v_known := v_known || v_unknown;
+            select array_agg(distinct b.id) filter (where b.id <> all (v_read)) into v_new
+            from unnest(v_unknown) as s (limits)
+            cross join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = s.limits limit 1) l
+            cross join lateral unnest(l.budget_ids) as b (id);
+            select array_agg(n.id), array_agg(n.key) into v_new_policies, v_new_keys
+            from (select distinct p.id, k.key
+                  from unnest(v_unknown) as s (limits)
+                  cross join lateral (select x.quota_ids, x.quota_keys from flowfabric.limit_set x
+                                      where x.digest = s.limits limit 1) l
+                  cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
+                  join flowfabric.quota_policy p on p.id = k.id
+                  where (p.max_requests <> 0 or p.max_concurrent <> 0)
+                    and flowfabric.head_name(k.id, k.key) <> all (v_names)
+                  order by 1, 2) n;
+        end if;
         if v_new is not null then
             v_read := v_read || v_new;
             select v_shut || array_agg(x.budget_id order by x.budget_id),
@@ -73,16 +96,15 @@ begin
             from flowfabric.exhausted_budgets(v_new) x having count(*) > 0;
             v_shut := coalesce(v_shut, '{}'); v_shut_details := coalesce(v_shut_details, '{}');
         end if;
-        select array_agg(n.id), array_agg(n.key) into v_new_policies, v_new_keys
-        from (select distinct p.id, k.key
-              from (select distinct u.limits from unnest(v_limits) as u (limits) where u.limits is not null) s
-              cross join lateral (select x.* from flowfabric.limit_set x where x.digest = s.limits limit 1) l
-              cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
-              join flowfabric.quota_policy p on p.id = k.id
-              where flowfabric.is_limiting(p) and flowfabric.head_name(k.id, k.key) <> all (v_names)
-              order by 1, 2) n;
         if v_new_policies is not null then
-            v_got := flowfabric.lock_heads(v_new_policies, v_new_keys, v_waits);
+            -- One execution of policies that are far from their cap: claims do not wait for each other. Each transaction that
+            -- shares the lock takes one slot, and there are not more of them than connections.
+            v_shares := v_waits and p_limit = 1 and not exists (
+                select from unnest(v_new_policies) as u (id) join flowfabric.quota_policy p on p.id = u.id
+                where p.max_requests <> 0 or p.max_concurrent < v_far) and not exists (
+                select from flowfabric.quota_rooms(v_new_policies, v_new_keys, v_far, false, v_now) r where r.slots_left < v_far);
+            v_got := flowfabric.lock_heads(
+                v_new_policies, v_new_keys, case when v_shares then 'share' when v_waits then 'wait' else 'skip' end);
             select v_busy || coalesce(array_agg(flowfabric.head_name(u.policy, u.key)) filter (where not u.got), '{}'),
                    array_agg(u.policy) filter (where u.got), array_agg(u.key) filter (where u.got)
             into v_busy, v_new_policies, v_new_keys
@@ -90,7 +112,12 @@ begin
             v_names := v_names || v_busy;
             v_rooms := array_cat(v_rooms, array_fill(null::flowfabric.quota_room, array[cardinality(v_names) - cardinality(v_rooms)]));
             v_now := flowfabric.now();
-            for v_room in select * from flowfabric.quota_rooms(v_new_policies, v_new_keys, v_now) loop
+            for v_room in select * from flowfabric.quota_rooms(
+                v_new_policies, v_new_keys, case when v_shares then v_far else p_limit end, not v_shares, v_now)
+            loop
+                if v_shares and v_room.slots_left < v_far then
+                    v_busy := v_busy || flowfabric.head_name(v_room.policy_id, v_room.key);   -- no longer: the next claim waits
+                end if;
                 v_names := v_names || flowfabric.head_name(v_room.policy_id, v_room.key);
                 v_rooms := v_rooms || v_room;
             end loop;
@@ -158,6 +185,7 @@ begin
                 v_denied := v_denied or not v_passes;
                 continue when v_skips or not v_passes;
                 v_take := v_take || v.tid;
+                continue when p_limit - cardinality(v_taken.ids) = 1;   -- one of them is taken
                 foreach v_no in array v_places loop
                     v_rooms[v_no].slots_left := v_rooms[v_no].slots_left - 1;
                     if ((v_rooms[v_no].policy_id || ' ' || v.id) = any (v_entered)) is not true then
@@ -168,15 +196,17 @@ begin
         end if;
 
         if cardinality(v_take) > 0 then
-            v_part := flowfabric.take_ready(v_take, null, null, null, null, p_limit, p_reclaim, v_now);
+            v_part := flowfabric.take_ready(
+                v_take, null, null, null, null, p_limit - cardinality(v_taken.ids), p_reclaim, v_now);
             if cardinality(v_names) > 0 and cardinality(v_part.ids) > 0 then
                 perform flowfabric.record_slots(v_part.partitions, v_part.ids, v_slotted, p_until, v_now);
             end if;
-            if cardinality(v_part.ids) < cardinality(v_take) and cardinality(v_names) > 0 then
+            if cardinality(v_part.ids) < least(cardinality(v_take), p_limit - cardinality(v_taken.ids))
+               and cardinality(v_names) > 0 then
                 -- Some were gone: their room is left.
                 for v_room in
                     select r.* from unnest(v_rooms) as h
-                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], v_now) as r
+                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], case when v_shares then v_far else p_limit end, not v_shares, v_now) as r
                     where h.policy_id is not null
                 loop
                     v_rooms[array_position(v_names, flowfabric.head_name(v_room.policy_id, v_room.key))] := v_room;
@@ -189,17 +219,22 @@ begin
         end if;
         if v_denied then
             if cardinality(v_shut) > 0 then
-                -- Look again, under a lock that keeps them from being opened meanwhile.
-                v_new := flowfabric.hold_budgets(v_shut, v_waits or v_moved = 0);
+                -- Look again, under a lock that keeps them from being opened meanwhile. Rows of those that are locked by others
+                -- are denied and stay ready.
+                v_new := flowfabric.hold_budgets(v_shut, v_first);
+                v_first := false;
                 perform set_config('flowfabric.holds_limits', 'on', true);
                 select coalesce(array_agg(x.budget_id order by x.budget_id), '{}'),
                        coalesce(array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard)
                                           order by x.budget_id), '{}')
                 into v_shut, v_shut_details
-                from flowfabric.exhausted_budgets(v_new) x;
+                from flowfabric.exhausted_budgets(v_shut) x;
             end if;
+            select coalesce(array_agg(u.id order by u.id), '{}'), coalesce(array_agg(u.detail order by u.id), '{}')
+            into v_held, v_held_details
+            from unnest(v_shut, v_shut_details) as u (id, detail) where u.id = any (v_new);
             v_moved := v_moved + flowfabric.move_aside(
-                p_routes, p_ranks, p_created, p_floors, v_rank, v_at, v_id, v_shut, v_shut_details, v_names, v_rooms, v_now);
+                p_routes, p_ranks, p_created, p_floors, v_rank, v_at, v_id, v_held, v_held_details, v_names, v_rooms, v_now);
         end if;
         exit when cardinality(v_taken.ids) >= p_limit;
         exit when v_moved > 0 and (cardinality(v_taken.ids) > 0 or clock_timestamp() > v_begun + interval '200 milliseconds');

@@ -20,7 +20,7 @@ declare
 begin
     perform flowfabric.require_read_committed();
     perform flowfabric.check_quota(null, v_key, p_window_seconds, p_rate, p_cap, p_jitter_ms);
-    perform flowfabric.lock_heads(array[p_policy], array[v_key], true);
+    perform flowfabric.lock_heads(array[p_policy], array[v_key], 'wait');
     v_now := flowfabric.now();
     if exists (select from flowfabric.quota_slot s
                where s.id = p_id and s.partition = p_partition and s.policy_id = p_policy and flowfabric.is_live(s, v_now)) then
