@@ -102,7 +102,7 @@ def engine_groups(server: Server, sizes: Sizes, console: Console) -> list[Group]
 
 
 def scale_groups(server: Server, sizes: Sizes) -> list[Group]:
-    """What grows and must not."""
+    """Figures that must not grow."""
     few = sizes.long_repetitions
     return [
         *(
@@ -344,7 +344,7 @@ def _notes(metrics: list[Metric]) -> list[str]:
 
 
 def _about(server: dict[str, str], sizes: Sizes, results: Results, options: argparse.Namespace) -> list[str]:
-    """What stands below the table."""
+    """The lines below the table."""
     stolen = results.most_stolen(*cells().values())
     quick = " **Quick sizes: not for publication.**" if options.quick else ""
     return [

@@ -93,7 +93,7 @@ async def _block(dsn: str, worker: WorkerProcess, board: Board) -> None:
             await first.execute("rollback")
             await _until_still(board)
         await worker.kill()
-        # The server would go on with the call of the dead worker once the locks are gone.
+        # The server would continue with the call of the dead worker once the locks are gone.
         await first.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
             " and backend_type = 'client backend' and cardinality(pg_blocking_pids(pid)) > 0"

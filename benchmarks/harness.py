@@ -221,7 +221,7 @@ class Results:
 async def run_group(group: Group, results: Results, console: Console, sampled: Callable[[], None]) -> None:
     """Run every trial `repetitions` times, in turns, and call `sampled` after each.
 
-    A run that the host disturbed is repeated, at most twice in a row. A trial that fails is told and left out, so
+    A run that the host disturbed is repeated, at most twice in a row. A trial that fails is reported and left out, so
     that the others still have their figures.
     """
     began = time.monotonic()

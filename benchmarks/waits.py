@@ -334,7 +334,7 @@ class RawCommits:
 
 
 async def _on_eight(calls: Sequence[Callable[[], Awaitable[object]]]) -> float:
-    """Make the calls, eight at a time; answers the seconds it took."""
+    """Make the calls, eight at a time; returns the seconds it took."""
     left = iter(calls)
 
     async def work() -> None:

@@ -59,15 +59,18 @@ GROUPS = {
 
 # Per chapter: the tests, those first that notice most in the shortest time.
 TESTS = {
-    "leases": "refusals retry defects transitions grants events lanes suspend park steps old_snapshots concurrency"
-    " bounds interleavings model",
-    "executions": "transitions refusals retry defects flows events timeline lanes suspend flow_scenarios bounds"
-    " concurrency interleavings model",
-    "waits": "suspend signals suspension_ends suspension_defects suspension_races park conditions transitions steps"
-    " suspension_interleavings model",
-    "flows": "flows flow_defects flow_scenarios flow_passing flow_queues flow_model flow_interleavings",
-    "duties": "retry suspension_ends defects park transitions erase bounds concurrency model",
-    "audit": "execution_audit flow_audit suspension_audit steps grants transitions model",
+    "leases": "refusals retry defects transitions grants events lanes suspend park steps versions log_epochs"
+    " stop_changed workers old_snapshots concurrency bounds growth interleavings model",
+    "executions": "transitions refusals retry defects flows events timeline lanes suspend stop_changed children answers"
+    " erase flow_scenarios bounds concurrency interleavings model",
+    "waits": "suspend signals suspension_ends suspension_defects suspension_races park park_states conditions answers"
+    " transitions steps children suspension_interleavings model",
+    "flows": "flows flow_defects flow_scenarios flow_passing flow_queues children flow_model children_model"
+    " flow_interleavings flow_stress",
+    "duties": "retry suspension_ends defects park transitions erase schedules children streams answers bounds"
+    " old_snapshots concurrency model",
+    "audit": "execution_audit flow_audit suspension_audit streams workers tokens children steps grants park_states"
+    " stop_changed transitions model",
 }
 TESTS["grants"] = TESTS["leases"]
 TESTS["queue"] = f"ready_floor {TESTS['leases']}"

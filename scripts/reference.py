@@ -24,7 +24,7 @@ from flowfabric import _duties, _taxonomy, bridges, drawing, errors, middleware,
 from flowfabric._postgres import roles
 from flowfabric.app import app, sync_context
 from flowfabric.app.context import Spend, Waitpoint
-from flowfabric.app.flow_builder import Join, SubFlow
+from flowfabric.app.flow_nodes import Join, SubFlow
 from flowfabric.app.sync_context import SyncWaitpoint
 from flowfabric.bridges import asyncpg as bridge_asyncpg
 from flowfabric.bridges import callbacks, sse

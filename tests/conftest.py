@@ -55,6 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     sampling.configure(full=config.getoption("--full"))
+    # A run in the background of a shell ignores Ctrl-C, and so would every process that a test starts and interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -163,7 +166,7 @@ _counter = iter(range(1_000_000))
 
 @contextlib.asynccontextmanager
 async def fresh_database(server: str) -> AsyncIterator[str]:
-    """A copy of the template, dropped afterwards whoever is still connected."""
+    """A copy of the template, dropped afterwards even if connections are open."""
     name = f"ff_{os.getpid()}_{next(_counter)}"
     admin = await asyncpg.connect(server)
     try:

@@ -1,8 +1,8 @@
 -- Candidate 5: as candidate 4, and a floor: a position below which no ready row lives, where the scan of a claim starts.
 --
--- The floor of a route is the lowest row in `ready_floor`. Whoever inserts ready rows holds the route's advisory lock
+-- The floor of a route is the lowest row in `ready_floor`. A call that inserts ready rows holds the route's advisory lock
 -- shared until it commits, and adds a row of its own if it inserts below the floor. A claimer now and then tries the
--- same lock exclusively: if it gets it, nobody has an uncommitted insert, so the first ready row it sees is the first
+-- same lock exclusively: if it gets it, there is no uncommitted insert, so the first ready row it sees is the first
 -- there is. Ready rows that another claimer has deleted but not committed are still seen, and stay above the floor.
 create table execution (
     partition  smallint not null,

@@ -7,7 +7,8 @@ are imported from their modules: `flowfabric.values`, `flowfabric.errors`, `flow
 from flowfabric._duties import Duties
 from flowfabric.app.app import App
 from flowfabric.app.context import Context
-from flowfabric.app.flow_builder import Flow, Node, all_of, all_settled, any_of, quorum
+from flowfabric.app.flow_builder import Flow
+from flowfabric.app.flow_nodes import Node, all_of, all_settled, any_of, quorum
 from flowfabric.app.logs import EmitHandler
 from flowfabric.app.sync_context import SyncContext
 from flowfabric.app.task import Task

@@ -399,7 +399,7 @@ class Purged(TaskFailed):
     """The execution is not stored: its retention ended, it was deleted, or it was never in this database."""
 
     def __init__(self, execution_id: UUID) -> None:
-        super().__init__("purged", "not stored any more; its retention is over", execution_id=execution_id)
+        super().__init__("purged", "no longer stored; its retention has expired", execution_id=execution_id)
 
     def _message(self) -> str:
         return f"execution {self.execution_id} was purged: {self.detail}"

@@ -8,10 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,33 +19,13 @@ from flowfabric.app.flow_builder import Flow
 from tests import sampling
 from tests.acceptance import flows_app
 from tests.acceptance.flows_app import app, forever, grow, outer, plain, square, total
-from tests.acceptance.test_waits import PATIENCE
-from tests.acceptance.test_waits import Site as WaitsSite
-
-ROOT = Path(__file__).parents[2]
+from tests.acceptance.site import PATIENCE, Site, opened
 
 pytestmark = [pytest.mark.xdist_group("flows faults")]
 
 
-class Site(WaitsSite):
-    """The app of flows, its database, and the worker processes on it."""
-
-    def __init__(self, dsn: str, folder: Path) -> None:
-        super().__init__(dsn, folder)
-        self.app = flows_app.app
-        self.app.dsn = dsn
-
-    def hire(self, die: str | None = None) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "DSN": self.dsn, "LEDGER": str(self.ledger_file)}
-        if die is not None:
-            env["DIE"] = die
-        options = json.dumps({"grace": 5, "lease_ttl": 1, "poll": 0.2, "concurrency": 4})
-        with (self.folder / f"worker-{len(self.processes)}.err").open("wb") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.acceptance.flows_app", options], stderr=errors, env=env, cwd=ROOT
-            )
-        self.processes.append(process)
-        return process
+class FlowsSite(Site):
+    """Counts completions."""
 
     async def completions(self) -> collections.Counter[str]:
         """How often each execution was completed, by what was recorded of it."""
@@ -58,13 +35,10 @@ class Site(WaitsSite):
 
 
 @pytest.fixture
-async def site(database: str, tmp_path: Path) -> AsyncIterator[Site]:
-    site = Site(database, tmp_path)
-    yield site
-    try:
-        assert await (await site.app.client()).engine.audit(events=True) == []
-    finally:
-        await site.close()
+async def site(database: str, tmp_path: Path) -> AsyncIterator[FlowsSite]:
+    program = ("-m", "tests.acceptance.flows_app")
+    async with opened(FlowsSite(database, tmp_path, flows_app.app, *program, concurrency=4)) as site:
+        yield site
 
 
 def big() -> tuple[Flow, dict[str, int]]:
@@ -93,7 +67,7 @@ def big() -> tuple[Flow, dict[str, int]]:
     return flow, meant | {"vote": 25, "vote-2": 25, "vote-3": 25}
 
 
-async def check(site: Site, run: ff.FlowRun, meant: dict[str, int]) -> None:
+async def check(site: FlowsSite, run: ff.FlowRun, meant: dict[str, int]) -> None:
     results = await run.result(PATIENCE)
     most = results.pop("most")
     assert most in (50, 75), "two of three votes, or three that ended together"
@@ -112,14 +86,14 @@ async def check(site: Site, run: ff.FlowRun, meant: dict[str, int]) -> None:
     completions = await site.completions()
     assert set(completions) == ids
     assert set(completions.values()) == {1}
-    # Whoever ran a join, and however often: it was given the same.
+    # On every worker, and however often it ran, a join was given the same.
     given: dict[str, set[str]] = collections.defaultdict(set)
     for line in site.ledger("total"):
         given[line["execution"]].add(json.dumps(line["ns"]))
     assert {len(found) for found in given.values()} == {1}
 
 
-async def test_workers_are_killed_at_random_in_the_middle_of_a_flow(site: Site) -> None:
+async def test_workers_are_killed_at_random_in_the_middle_of_a_flow(site: FlowsSite) -> None:
     dice = random.Random(5)
     flow, meant = big()
     workers = [site.hire() for _ in range(2)]
@@ -163,7 +137,7 @@ DEATHS = [
 
 
 @pytest.mark.parametrize("die", sampling.rotate(DEATHS))
-async def test_a_worker_dies_at_a_call_of_a_flow(site: Site, die: str) -> None:
+async def test_a_worker_dies_at_a_call_of_a_flow(site: FlowsSite, die: str) -> None:
     assert hasattr(ff.Engine, die.split()[0])
     flow, meant = big()
     run = await flow.submit()

@@ -7,103 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import flowfabric as ff
-from flowfabric.errors import StateError
 from tests import sampling
 from tests.acceptance import waits_app
+from tests.acceptance.site import PATIENCE, Site, opened
 
 SCRIPT = Path(__file__).with_name("waits_app.py")
-PATIENCE = 60.0
 
 pytestmark = [pytest.mark.xdist_group("waits faults")]
 
 
-class Site:
-    """An app, its database, and the worker processes on it."""
-
-    def __init__(self, dsn: str, folder: Path) -> None:
-        self.dsn = dsn
-        self.folder = folder
-        self.ledger_file = folder / "ledger.jsonl"
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.app = waits_app.app
-        self.app.dsn = dsn
-
-    def hire(self, die: str | None = None) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "DSN": self.dsn, "LEDGER": str(self.ledger_file)}
-        if die is not None:
-            env["DIE"] = die
-        options = json.dumps({"grace": 5, "lease_ttl": 1, "poll": 0.2})
-        with (self.folder / f"worker-{len(self.processes)}.err").open("wb") as errors:
-            process = subprocess.Popen([sys.executable, str(SCRIPT), options], stderr=errors, env=env)
-        self.processes.append(process)
-        return process
-
-    async def killed(self, process: subprocess.Popen[bytes]) -> None:
-        assert await asyncio.to_thread(process.wait, PATIENCE) == -signal.SIGKILL, self.words()
-
-    async def stop(self, process: subprocess.Popen[bytes]) -> None:
-        said = self.folder / f"worker-{self.processes.index(process)}.err"
-        await self.until(lambda: ", lanes " in said.read_text())
-        process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, PATIENCE) == 0, self.words()
-
-    def ledger(self, what: str) -> list[dict[str, Any]]:
-        if not self.ledger_file.exists():
-            return []
-        lines = [json.loads(line) for line in self.ledger_file.read_text().split("\n")[:-1]]
-        return [line for line in lines if line["what"] == what]
-
-    async def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert time.monotonic() < deadline, self.words()
-            await asyncio.sleep(0.02)
-
-    def words(self) -> str:
-        return "\n".join(one.read_text()[-3000:] for one in sorted(self.folder.glob("*.err")))
-
-    async def tell(self, run: ff.Run[Any], key: str, payload: Any) -> None:
-        """Signal a key as soon as it can be."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                await run.signal(key, payload=payload)
-            except (ff.NotFound, StateError):
-                assert time.monotonic() < deadline, self.words()
-                await asyncio.sleep(0.02)
-            else:
-                return
-
-    async def close(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-        await self.app.close()
-
-
 @pytest.fixture
 async def site(database: str, tmp_path: Path) -> AsyncIterator[Site]:
-    site = Site(database, tmp_path)
-    yield site
-    try:
-        assert await (await site.app.client()).engine.audit(events=True) == []
-    finally:
-        await site.close()
+    async with opened(Site(database, tmp_path, waits_app.app, str(SCRIPT))) as site:
+        yield site
 
 
 # Where a worker dies: opening the waitpoint, before and after it gave the lease back, when it looks what came of it.
@@ -127,7 +52,7 @@ async def test_a_worker_dies_on_its_way_into_a_wait(site: Site, task: str, die: 
     if not links:
         assert "open_wait" in die
     else:
-        received = await client.receive(links[0], b'"yes"', idempotency_key="once")  # nobody is there
+        received = await client.receive(links[0], b'"yes"', idempotency_key="once")  # no worker runs
         assert (received.status, received.outcome) in ((202, "accepted"), (200, "resumed"))
     second = site.hire()
     await site.until(lambda: site.ledger("link"))
@@ -141,7 +66,7 @@ async def test_a_worker_dies_on_its_way_into_a_wait(site: Site, task: str, die: 
     again = await client.receive(site.ledger("link")[0]["link"], b'"yes"', idempotency_key="once")
     assert (again.outcome, again.signal_id) == ("duplicate", received.signal_id)
     await site.stop(second)
-    assert len({line["link"] for line in site.ledger("link")}) == 1, "one waitpoint and one token, whoever runs it"
+    assert len({line["link"] for line in site.ledger("link")}) == 1, "one waitpoint and one token, on every worker"
     assert [len(site.ledger(step)) for step in ("before", "after")] == [1, 1]
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,7 +22,7 @@ class Block(NamedTuple):
     """One fenced block, and what the comment above it says.
 
     `source` is the example it must repeat, `part` the function or class of it. `file` is where the reader of a tutorial
-    puts it. `remark` is for whoever follows the page.
+    puts it. `remark` is for the test that follows the page.
     """
 
     line: int
@@ -33,8 +35,18 @@ class Block(NamedTuple):
 
     @property
     def is_run_alone(self) -> bool:
-        """Whether it is run as it stands, after the blocks before it."""
+        """Whether it is run as it is, after the blocks before it."""
         return self.language == "python" and self.source is None and self.file is None
+
+
+def load(path: Path, name: str) -> ModuleType:
+    """Run a file of the repository as a module of this name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def name(page: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,16 +10,7 @@ import typer.main
 
 from flowfabric import cli
 from flowfabric.cli._program import EXIT_CODES
-from tests.docs.pages import ROOT
-
-
-def _generator() -> Any:
-    spec = importlib.util.spec_from_file_location("cli_reference", ROOT / "scripts" / "cli_reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.docs.pages import ROOT, load
 
 
 def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -35,7 +25,7 @@ PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
 def test_the_page_is_what_the_program_says() -> None:
-    assert _generator().page() == PAGE, "run scripts/cli_reference.py"
+    assert load(ROOT / "scripts" / "cli_reference.py", "cli_reference").page() == PAGE, "run scripts/cli_reference.py"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

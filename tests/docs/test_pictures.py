@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import get_args
 
 import pytest
 
 import flowfabric as ff
+from flowfabric._postgres import build
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.budget import ReservationState
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import FlowId
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES, ROOT, load
+
+SCRIPT = load(ROOT / "scripts" / "pictures.py", "draw_pictures")
 
 
-def _script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_pictures", ROOT / "scripts" / "pictures.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _script()
-
-
-@pytest.mark.parametrize("name", SCRIPT.SAMPLES)
+@pytest.mark.parametrize("name", SCRIPT.drawn())
 def test_a_picture_is_what_the_script_draws(name: str) -> None:
-    assert (SCRIPT.TARGET / f"{name}.svg").read_text(encoding="utf-8") == SCRIPT.picture(name), (
-        "run scripts/pictures.py"
-    )
+    assert (SCRIPT.TARGET / name).read_text(encoding="utf-8") == SCRIPT.drawn()[name], "run scripts/pictures.py"
 
 
-@pytest.mark.parametrize("name", SCRIPT.LIVES)
-def test_a_life_is_what_the_script_draws(name: str) -> None:
-    assert (SCRIPT.TARGET / f"{name}.svg").read_text(encoding="utf-8") == SCRIPT.life(name), "run scripts/pictures.py"
+def test_the_picture_of_a_stream_has_every_reason_that_closes_one() -> None:
+    sql = dict(build.sql_files("functions"))["functions/streams/closed_as.sql"]
+    reasons = set(re.findall(r"(?:then|else) '([a-z_]+)'(?! \|\|)", sql)) | {"lease_expired", "lease_revoked"}
+    shown = {close.reason for close in (*SCRIPT.LIFE, SCRIPT.RECLAIMED)}
+    assert shown == reasons
+    page = (ROOT / "docs" / "concepts" / "streams.md").read_text(encoding="utf-8")
+    assert [reason for reason in shown if f"`{reason}`" not in page] == []
 
 
 def test_the_picture_of_a_reservation_has_every_state_that_is_stored() -> None:
@@ -63,7 +54,7 @@ def test_a_picture_that_differs_is_named_and_left_alone(
 
 
 def test_every_picture_is_drawn_by_the_script_and_shown_on_a_page() -> None:
-    drawn = {f"{name}.svg" for name in (*SCRIPT.SAMPLES, *SCRIPT.LIVES)}
+    drawn = set(SCRIPT.drawn())
     assert {file.name for file in (ROOT / "docs").rglob("*.svg")} == drawn
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert {link.rsplit("/", 1)[-1] for link in re.findall(r"!\[[^\]]+\]\(([^)]+\.svg)\)", text)} == drawn
@@ -83,8 +74,8 @@ async def test_a_flow_reaches_the_states_in_the_picture(name: str, plain_engine:
     if sample.cancelled is not None:
         await plain_engine.cancel_flow(flow_id, policy=sample.cancelled, wait=True)
     await _work_off(plain_engine)
-    stands = {member.name: member.state for member in await plain_engine.list_flow_members(flow_id)}
-    assert stands == {member: about.state for member, about in sample.members.items()}
+    states = {member.name: member.state for member in await plain_engine.list_flow_members(flow_id)}
+    assert states == {member: about.state for member, about in sample.members.items()}
 
 
 async def _play(engine: ff.Engine, sample: object) -> FlowId:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import asyncpg
@@ -14,21 +12,10 @@ import pytest
 
 import flowfabric as ff
 from flowfabric import settings
-from tests.docs.pages import PAGES, ROOT, anchors, name
+from tests.docs.pages import PAGES, ROOT, anchors, load, name
 
 REFERENCE = ROOT / "docs" / "reference"
-
-
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts" / "reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATOR = _generator()
+GENERATOR = load(ROOT / "scripts" / "reference.py", "reference")
 
 
 @pytest.mark.parametrize("page", GENERATOR.PAGES)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 
 import flowfabric as ff
@@ -63,3 +65,21 @@ def kit_app(kit: Kit) -> ff.App:
     app = ff.App("postgresql://nobody@nowhere/nothing")
     kit.use(app)
     return app
+
+
+@pytest.fixture
+async def switch(server: str, database: str) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
+    """Allows connections to the test's database, or ends them all and allows none."""
+    admin: asyncpg.Connection[Any] = await asyncpg.connect(server)
+    name = urlsplit(database).path[1:]
+
+    async def turn(on: bool) -> None:
+        await admin.execute(f"alter database {name} allow_connections {str(on).lower()}")
+        if not on:
+            await admin.execute("select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = $1", name)
+
+    try:
+        yield turn
+        await turn(True)
+    finally:
+        await admin.close()

@@ -16,7 +16,6 @@ from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import asyncpg
@@ -959,7 +958,7 @@ async def test_metrics_count_parked_runs_and_new_executions_alone(database: str)
     assert counts['flowfabric_executions_total{kind="parent",outcome="parked"}'] >= 1
     assert counts['flowfabric_executions_total{kind="child",outcome="ok"}'] == 2
     assert not [series for series in counts if "cancelled" in series or "error" in series]
-    # Whoever is resumed did not wait in the queue for it.
+    # An execution that resumes did not wait in the queue for it.
     assert snapshot.timings['flowfabric_queue_seconds{kind="parent"}'].count == 1
     await app.close()
 
@@ -1067,24 +1066,6 @@ async def test_engine_calls_of_clients_and_workers_pass_the_middleware(database:
         await (await publish.submit()).result(PATIENCE)
     assert {"claim_many", "complete_many", "read_outcomes"} <= seen
     await app.close()
-
-
-@pytest.fixture
-async def switch(server: str, database: str) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
-    """Takes the database away from everybody and gives it back."""
-    name = urlsplit(database).path[1:]
-    admin: asyncpg.Connection[Any] = await asyncpg.connect(server)
-
-    async def turn(on: bool) -> None:
-        await admin.execute(f"alter database {name} allow_connections {str(on).lower()}")
-        if not on:
-            await admin.execute("select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = $1", name)
-
-    try:
-        yield turn
-        await turn(True)
-    finally:
-        await admin.close()
 
 
 async def test_a_worker_inside_a_circuit_breaker_waits_for_the_database_and_continues(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 import msgspec
@@ -231,24 +230,6 @@ async def test_the_trace_of_a_submission_continues_in_the_worker(engine: Checked
 
 
 # A database that does not answer
-
-
-@pytest.fixture
-async def switch(server: str, database: str) -> AsyncIterator[Callable[[bool], Awaitable[None]]]:
-    """Lets connections to the test's database in, or ends them all and lets none in."""
-    admin = await asyncpg.connect(server)
-    name = urlsplit(database).path[1:]
-
-    async def turn(on: bool) -> None:
-        await admin.execute(f"alter database {name} allow_connections {str(on).lower()}")
-        if not on:
-            await admin.execute("select pg_terminate_backend(pid, 5000) from pg_stat_activity where datname = $1", name)
-
-    try:
-        yield turn
-        await turn(True)
-    finally:
-        await admin.close()
 
 
 async def test_a_circuit_opens_on_a_dead_database_and_closes_when_it_is_back(

@@ -16,6 +16,8 @@ import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.bridges import sse
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.engine import tails
 from flowfabric.errors import ResourceExhausted, Unavailable, ValidationFailed
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
 from flowfabric.values.stream import BestEffortLive, Frame, KeepAlive, NewAttempt, NewFrame
@@ -288,6 +290,8 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
             ("x", {"type": "\0"}),
             ("x", {"live": True, "ttl": -1}),
             ("x", {"kind": "other"}),
+            ("x", {"kind": []}),
+            ("x", {"live": "yes"}),
             ("x", {"durability_mode": "sometimes"}),
         ):
             with pytest.raises(ff.InvalidInput) as caught:
@@ -296,7 +300,7 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
         with pytest.raises(ValidationFailed) as large:
             await ctx.emit(b"x" * 65_537)
         found.append(large.value.kind)
-        for patch in ([], 5, None, {"a": "\0"}, {"a": object()}):
+        for patch in ([], 5, None, {"a": "\0"}, {"a": object()}, {"a": float("nan")}, {"a": {"b": [float("inf")]}}):
             with pytest.raises(ff.InvalidInput):
                 await ctx.summarize(patch)  # type: ignore[arg-type]
 
@@ -311,6 +315,8 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
         "frame_type",
         "ttl",
         "kind",
+        "kind",
+        "live",
         "durability_mode",
         "retention_limit_exceeded",
     ]
@@ -347,6 +353,19 @@ async def test_frames_pass_the_codecs_and_summaries_cannot(database: str) -> Non
     await app.close()
 
 
+async def test_a_reader_gets_past_a_frame_that_it_cannot_decode(app: ff.App, engine: ff.Engine) -> None:
+    held = await started(engine)
+    for payload, encoding in ((b"first", None), (b"secret", "json+unknown"), (b"last", None)):
+        await engine.append_frame(held.handle, NewFrame(payload=payload, encoding=encoding))
+    await engine.complete(held.handle, b"1")
+    run: ff.Run[Any] = (await app.client()).run(held.execution_id)
+    with pytest.raises(CannotDecode) as caught:
+        await read(run)
+    assert "secret" not in str(caught.value)
+    assert caught.value.cursor is not None
+    assert await read(run, after=caught.value.cursor) == ["last"]
+
+
 async def test_what_a_task_logs_becomes_frames(app: ff.App) -> None:
     log = logging.getLogger("some.module")
     handler = ff.EmitHandler()
@@ -366,6 +385,68 @@ async def test_what_a_task_logs_becomes_frames(app: ff.App) -> None:
     finally:
         log.removeHandler(handler)
     assert [(f.text, f.type) for f in frames] == [("WARNING careful\n", "log"), ("ERROR from a thread\n", "log")]
+
+
+async def test_log_lines_keep_their_order_and_are_stored_before_the_result(app: ff.App) -> None:
+    log = logging.getLogger("some.module")
+    handler = ff.EmitHandler()
+    log.addHandler(handler)
+
+    @app.task
+    async def talkative(ctx: ff.Context) -> None:
+        log.warning("first")
+        await ctx.emit("second")
+        log.warning("third")
+
+    @app.task
+    def in_a_thread(ctx: ff.SyncContext) -> None:
+        log.warning("first")
+        ctx.emit("second")
+        log.warning("third")
+
+    try:
+        async with working(app):
+            for run in [await task.submit() for task in (talkative, in_a_thread) for _ in range(10)]:
+                assert await read(run) == ["first\n", "second", "third\n"]
+    finally:
+        log.removeHandler(handler)
+
+
+async def test_no_log_line_is_too_long_or_no_text(app: ff.App) -> None:
+    log = logging.getLogger("some.other_module")
+    log.propagate = False  # the report of a test cannot hold such a line
+    handler = ff.EmitHandler()
+    log.addHandler(handler)
+
+    @app.task
+    async def talkative(ctx: ff.Context) -> None:
+        log.warning("x" * 100_000)
+        log.warning("lone \ud800")
+
+    try:
+        async with working(app):
+            frames = await read(await talkative.submit())
+    finally:
+        log.removeHandler(handler)
+    assert frames == ["x" * 65_535 + "\n", "lone \\ud800\n"]
+
+
+async def test_a_task_that_a_handler_left_behind_does_not_keep_it_from_ending(app: ff.App) -> None:
+    @app.task
+    async def careless(ctx: ff.Context) -> None:
+        async def chatter() -> None:
+            while True:
+                await ctx.emit("still here")
+                await asyncio.sleep(0)
+
+        left.append(asyncio.create_task(chatter()))
+        await ctx.emit("first")
+
+    left: list[asyncio.Task[None]] = []
+    async with working(app):
+        run = await careless.submit()
+        await run.result(timeout=PATIENCE)
+        assert (await read(run))[0] == "first"
 
 
 # ---- followers
@@ -427,13 +508,54 @@ async def test_options_of_following(app: ff.App, engine: ff.Engine) -> None:
         if isinstance(item, KeepAlive):
             break
     assert seen[-1].cursor == seen[-2].cursor
-    for bad in ({"after": "x"}, {"after": "1-1"}, {"attempt": -1}, {"keep_alive": 0}, {"timeout": -1}, {"live": 5}):
-        with pytest.raises(ff.InvalidInput):
-            async for _ in run.stream(**bad):  # type: ignore[arg-type]
-                pass
+    for bad in ({"after": "x"}, {"after": "1-1"}, {"after": []}, {"attempt": -1}, {"keep_alive": 0}, {"timeout": -1},
+                {"live": 5}, {"live": 1}):  # fmt: skip
+        with pytest.raises(ff.InvalidInput) as caught:
+            run.stream(**bad)  # type: ignore[arg-type]  # before a response of a server begins
+        assert caught.value.field == next(iter(bad))
+    with pytest.raises(ff.InvalidInput) as caught:
+        async for _ in run.stream(after="1/0-0"):  # there is no second attempt
+            pass
+    assert caught.value.field == "after"
     with pytest.raises(ff.NotFound):
         async for _ in (await app.client()).run("0b0e8400-e29b-41d4-a716-446655440000").stream():
             pass
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_alive": 0.05}, {"timeout": 60}, {"keep_alive": 60, "timeout": 60}])
+async def test_a_reader_ends_with_its_engine(
+    database: str, engine: ff.Engine, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    held = await started(engine)
+    reading = ff.App(database, name="reading")
+    client = await reading.client()
+    task = asyncio.create_task(read(client.run(held.execution_id), **options))
+    await until(lambda: client.engine.tails.count == 1)
+    await reading.close()
+    with pytest.raises(Unavailable):
+        await task
+    assert caplog.messages == []
+
+
+async def test_readers_at_the_same_position_share_a_page(
+    app: ff.App, engine: ff.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    read_streams = ff.Engine._read_streams
+
+    async def counted(engine: ff.Engine, items: Any, *options: Any) -> Any:
+        asked.append(len(items))
+        return await read_streams(engine, items, *options)
+
+    held = await started(engine)
+    client = await app.client()
+    tasks = [asyncio.create_task(read(client.run(held.execution_id))) for _ in range(50)]
+    await until(lambda: client.engine.tails.count == 50)
+    monkeypatch.setattr(ff.Engine, "_read_streams", counted)
+    await engine.append_frame(held.handle, NewFrame(payload=b"x" * 60_000))
+    await engine.complete(held.handle, b"1")
+    assert await asyncio.gather(*tasks) == [["x" * 60_000]] * 50
+    assert max(asked) == 1
 
 
 async def test_a_run_that_was_never_claimed_ends_its_stream(app: ff.App, engine: ff.Engine) -> None:
@@ -488,6 +610,46 @@ async def test_a_flow_is_followed_as_a_whole(app: ff.App) -> None:
         *(("first", f"a{n}") for n in range(3)),
         *(("second", f"b{n}") for n in range(3)),
     ]
+
+
+async def test_a_silent_flow_is_kept_alive_as_a_whole(app: ff.App) -> None:
+    release = asyncio.Event()
+
+    @app.task
+    async def silent() -> None:
+        await release.wait()
+
+    flow = app.flow("silent")
+    for number in range(20):
+        flow.add(silent, name=f"{number}")
+    async with working(app):
+        run = await flow.submit()
+        asyncio.get_running_loop().call_later(0.3, release.set)
+        kept: list[Any] = []
+        async for item in run.stream(keep_alive=0.1):
+            kept.append(item)
+            if release.is_set():
+                break
+        assert {type(item) for item in kept} == {KeepAlive}
+        assert len(kept) < 10  # one for all 20 nodes, not one for each
+
+
+async def test_bad_options_of_following_a_flow_are_named(app: ff.App) -> None:
+    @app.task
+    async def node(ctx: ff.Context) -> None:
+        await ctx.emit("x")
+
+    flow = app.flow("one")
+    flow.add(node, name="a")
+    async with working(app):
+        run = await flow.submit()
+        for bad in ({"after": "x"}, {"after": [1]}, {"after": {"a": "x"}}, {"live": 5}, {"keep_alive": 0},
+                    {"timeout": -1}):  # fmt: skip
+            with pytest.raises(ff.InvalidInput) as caught:
+                run.stream(**bad)  # type: ignore[arg-type]
+            assert caught.value.field == next(iter(bad))
+        (frame,) = [item async for item in run.stream()]
+        assert [item async for item in run.stream(after={"a": frame.cursor})] == []
 
 
 async def test_following_a_flow_has_a_time_limit(app: ff.App) -> None:
@@ -624,6 +786,43 @@ async def test_permits_are_refused_beyond_the_limit_and_at_shutdown(database: st
         assert time.monotonic() - begun < 5
         with pytest.raises(Unavailable):
             await engine.tail_stream(held.execution_id)
+
+
+@pytest.mark.parametrize("what", ["append", "close"])
+@pytest.mark.parametrize("moment", ["before it is announced", "after it is announced"])
+async def test_a_tail_that_is_about_to_wait_misses_nothing(
+    database: str, engine: ff.Engine, monkeypatch: pytest.MonkeyPatch, what: str, moment: str
+) -> None:
+    """Without polls: it announces that it waits, then reads."""
+    monkeypatch.setattr(tails, "_FIRST_POLL", 1000.0)
+    held = await started(engine)
+    async with await ff.Engine.connect(database) as reader:
+        announce, is_done = reader.watch, False
+
+        async def happens() -> None:
+            nonlocal is_done
+            if not is_done:
+                is_done = True
+                if what == "append":
+                    await engine.append_frame(held.handle, NewFrame(payload=b"x"))
+                else:
+                    await engine.complete(held.handle, b"1")
+
+        async def watch(*args: Any, **options: Any) -> None:
+            if moment.startswith("before"):
+                await happens()
+            await announce(*args, **options)
+            await happens()
+
+        await reader.tail_stream(held.execution_id, 0, block=timedelta(milliseconds=50))  # it listens from now on
+        assert reader._listener is not None
+        await reader._listener.listening(PATIENCE)
+        await until(lambda: reader.tails._task is None or reader.tails._task.done())
+        monkeypatch.setattr(reader, "watch", watch)
+        async with asyncio.timeout(PATIENCE / 2):
+            page = await reader.tail_stream(held.execution_id, 0, block=timedelta(seconds=30))
+    assert is_done
+    assert (len(page.frames), page.closed_reason) == ((1, None) if what == "append" else (0, "attempt_success"))
 
 
 @pytest.mark.parametrize("lost", ["listening", "all"])

@@ -165,6 +165,21 @@ async def test_every_end_of_a_lease_leaves_its_reason(
         assert (event.attempt_id, event.attempt_index) == (held.handle.attempt_id, 0)
 
 
+@pytest.mark.parametrize("step", [_complete, _retry, _revoke, _expire])
+async def test_readers_of_a_stream_are_notified_when_its_attempt_ends(
+    engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any], step: Step
+) -> None:
+    held = await started(engine)
+    await sql.execute(
+        "select flowfabric.watch(gen_random_uuid(), 'frames', 60000, array[$1::integer], array[$2::uuid])",
+        home(held.execution_id),
+        held.execution_id,
+    )
+    await step(engine, clock, held)
+    # A notification uses the row up.
+    assert await sql.fetchval("select count(*) from flowfabric.watch") == 0
+
+
 async def test_a_renewal_and_a_reclaim_are_lease_events(engine: CheckedEngine, clock: Clock) -> None:
     held = await started(engine)
     await _renew(engine, clock, held)

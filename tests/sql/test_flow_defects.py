@@ -63,8 +63,28 @@ async def fan_out(engine: ff.Engine, count: int, **fields: Any) -> FlowId:
 # Cascade and exactly-once
 
 
+async def test_an_edge_that_was_resolved_meanwhile_is_not_counted_again(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    """Two cascades read the same open edge; the second gets the lock of the group after the first has committed."""
+    flow = await submitted(plain_engine, {"a": (), "b": (), "c": ("a", "b")})
+    counts = "select succeeded, failed, state from flowfabric.edge_group where n > 0"
+    attempt = sql.transaction()
+    await attempt.start()
+    for end in ("success", "failed"):
+        await sql.execute(
+            "select flowfabric.resolve_edges(array_agg(d.partition), array_agg(d.flow_id), array_agg(d.edge_id),"
+            " array_agg(d.downstream), array_agg($1::text), array_agg(1::bigint), flowfabric.now())"
+            " from flowfabric.edge d where d.upstream = $2",
+            end,
+            flow["a"],
+        )
+        assert tuple(await sql.fetchrow(counts) or ()) == (1, 0, "pending")
+    await attempt.rollback()  # a has not ended
+
+
 async def test_an_event_is_done_only_with_its_last_hop(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
-    """A chunk commits what it did and where to go on; the event stays until nothing is left of it."""
+    """A chunk commits its work and where to continue; the event stays until nothing is left of it."""
     await fan_out(plain_engine, 1100)
     waiting = "select count(*) from flowfabric.execution where state = 'waiting'"
     seen = [(await sql.fetchval(waiting), await sql.fetchval("select count(*) from flowfabric.pending_cascade"))]

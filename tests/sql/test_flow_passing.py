@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric.errors import StateError
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
 from flowfabric.values.joins import AnyOf, OnSatisfied
@@ -97,11 +98,18 @@ async def test_passed_results_are_kept_while_the_upstream_is_replayed(engine: Ch
     assert results(flow, (await claimed(engine))["b"]) == {"a": b"2"}  # a new run: the newest there is
 
 
-async def test_a_redacted_upstream_leaves_nothing_behind(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_an_upstream_is_redacted_once_no_node_needs_it_and_leaves_nothing_behind(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any]
+) -> None:
     flow = await engine.submit_flow([node("a"), node("b", "a")])
     await engine.complete((await claimed(engine))["a"].handle, result=b"secret")
     await engine.replay_execution(flow.nodes["a"])
-    await engine.complete((await claimed(engine))["a"].handle, result=b"secret")
+    held = await claimed(engine)
+    await engine.complete(held["a"].handle, result=b"secret")
+    with pytest.raises(StateError, match=f"execution_needed: needed by {flow.nodes['b']}"):
+        await engine.redact_execution(flow.nodes["a"])
+    assert results(flow, held["b"]) == {"a": b"secret"}
+    await engine.complete(held["b"].handle)
     await engine.redact_execution(flow.nodes["a"])
     assert await sql.fetchval("select kept_result from flowfabric.edge") == b""
 

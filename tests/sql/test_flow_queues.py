@@ -111,9 +111,7 @@ async def test_calls_about_flows_are_counted(plain_engine: ff.Engine, clock: Clo
     }
 
 
-async def test_members_in_somebodys_hands_keep_no_other_waiting(
-    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_locked_members_keep_no_other_waiting(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     new = NewExecution(execution_kind="k")
     flow = await plain_engine.submit_flow([NewNode(name=f"n{n}", execution=new) for n in range(6)])
     await plain_engine.cancel_flow_header(flow.flow_id, grace=timedelta())
@@ -124,6 +122,34 @@ async def test_members_in_somebodys_hands_keep_no_other_waiting(
         assert (done.handled, done.failed, done.more) == (4, 0, False)
     assert (await plain_engine.reconcile_cancellations()).handled == 2
     assert await plain_engine.read_cancel_backlog(flow.flow_id) is None
+
+
+async def test_edges_of_a_locked_group_are_no_progress(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+    """Otherwise the dispatcher would continue at once, again and again, until the lock is released."""
+    flow = await plain_engine.submit_flow(race("a", "b"))
+    held = {one.execution_id: one.handle for one in await plain_engine.claim_many(limit=10, **WORKER)}
+    async with sql.transaction():
+        await sql.fetch("select 1 from flowfabric.edge_group for update")
+        await plain_engine.complete(held[flow.nodes["a"]])
+        done = await plain_engine.dispatch_cascades()
+        assert (done.seen, done.finished, done.resolved, done.more) == (1, 0, 0, False)
+    done = await plain_engine.dispatch_cascades()
+    assert (done.seen, done.finished, done.resolved, done.more) == (1, 1, 1, True)
+    assert (await states(plain_engine, flow))["join"] == "waiting"
+
+
+async def test_an_end_is_finished_with_its_last_edge_although_the_limit_is_reached(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    flows = [await plain_engine.submit_flow(race("a", "b")) for _ in range(2)]
+    held = {one.execution_id: one.handle for one in await plain_engine.claim_many(limit=10, **WORKER)}
+    async with sql.transaction():
+        await sql.fetch("select 1 from flowfabric.edge_group for update")
+        for flow in flows:
+            await plain_engine.complete(held[flow.nodes["a"]])
+    for left in (2, 1):
+        done = await plain_engine.dispatch_cascades(edges=1)
+        assert (done.seen, done.finished, done.resolved) == (left, 1, 1)
 
 
 async def test_flows_that_nothing_was_put_into_are_forgotten(plain_engine: ff.Engine, clock: Clock) -> None:

@@ -40,6 +40,7 @@ from flowfabric.values.wait import (
 )
 from tests.each import Rows
 from tests.ids import home, id_in
+from tests.model import SUSPENDS
 from tests.sql.cases import NOT_HELD, stranger
 from tests.sql.cases import outcome as told
 from tests.sql.suspending import (
@@ -554,7 +555,7 @@ async def test_ten_minutes_of_another_clock_are_tolerated(world: SuspendingWorld
 @pytest.mark.parametrize(
     ("condition", "keys"), [(OperatorOnly(), ["k"]), (TimeoutOnly(), ["k"]), (all_of("a", OperatorOnly()), ["a"])]
 )
-async def test_a_sole_binding_may_be_there_for_nobody(
+async def test_a_sole_binding_need_not_be_in_the_condition(
     world: SuspendingWorld, condition: Condition, keys: list[str]
 ) -> None:
     wait = await world.suspend(condition, *keys, timeout_at=await world.in_an_hour())
@@ -834,20 +835,9 @@ SUSPENDED = {
     "lifecycle_phase": "suspended", "ownership_state": "unowned", "eligibility_state": "not_applicable",
     "terminal_outcome": "none", "attempt_state": "attempt_interrupted", "public_state": "suspended",
 }  # fmt: skip
-BLOCKS = {
-    "waiting_for_signal": "waiting_for_signal",
-    "step_boundary": "waiting_for_signal",
-    "waiting_for_approval": "waiting_for_approval",
-    "waiting_for_callback": "waiting_for_callback",
-    "waiting_for_tool_result": "waiting_for_tool_result",
-    "waiting_for_operator_review": "paused_by_operator",
-    "manual_pause": "paused_by_operator",
-    "paused_by_policy": "paused_by_policy",
-    "paused_by_budget": "waiting_for_budget",
-}
 
 
-@pytest.mark.parametrize(("reason", "blocks"), BLOCKS.items())
+@pytest.mark.parametrize(("reason", "blocks"), SUSPENDS.items())
 async def test_suspending_gives_the_lease_back_and_says_why(world: SuspendingWorld, reason: str, blocks: str) -> None:
     wait = await world.suspend(all_of("a", "b"), reason_code=reason)
     assert await world.vector(wait) == {**SUSPENDED, "blocking_reason": blocks}
@@ -1136,7 +1126,7 @@ async def test_what_arrived_before_may_be_enough(
     assert [(one.signal_id, one.payload) for one in seen] == [
         (signals[n].signal_id, str(n).encode()) for n in satisfiers
     ]
-    # It is over: a late signal is refused, nothing times out, and the worker goes on.
+    # It is over: a late signal is refused, nothing times out, and the worker continues.
     assert await told(world.send(wait)) == "waitpoint_closed"
     await world.engine.renew(wait.handle)
     await world.engine.complete(wait.handle)
@@ -1151,7 +1141,7 @@ async def test_what_was_not_enough_before_counts_on(world: SuspendingWorld) -> N
     assert (await world.suspension(wait)).satisfier_signal_ids == (first.signal_id, last.signal_id)
 
 
-async def test_a_suspension_that_never_opened_is_in_nobodys_way(world: SuspendingWorld) -> None:
+async def test_a_suspension_that_never_opened_blocks_nothing(world: SuspendingWorld) -> None:
     wait = await world.pend()
     sent = await world.accept(wait)
     answer = await world.suspend_on_pending(wait, timeout_at=await world.in_an_hour())
@@ -1442,7 +1432,7 @@ async def test_an_operator_resumes_whatever_the_condition_says(
     *_, event = await world.events(wait)
     assert short([event]) == ["O:resumed"]
     assert event.details == {"trigger_type": trigger}
-    # Twice is once, and its deadline is nobody's any more.
+    # Twice is once, and its deadline no longer applies.
     before = await world.stored()
     assert await told(world.engine.resume_execution(wait.id, trigger)) == "execution_not_suspended"
     assert await world.stored() == before

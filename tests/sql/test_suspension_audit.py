@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib import resources
 from typing import Any
@@ -21,6 +20,7 @@ from flowfabric.values.signal import Accepted
 from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.ids import home
 from tests.interleave import Party, Stage
+from tests.sql.damage import Damage, finds, found
 from tests.support import claim_one, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -54,7 +54,7 @@ async def _held(stage: Stage, engine: Party) -> Claimed:
 
 
 async def _pending(stage: Stage, engine: Party) -> Claimed:
-    """A waitpoint that nobody uses yet, with a signal on it."""
+    """A waitpoint that no suspension uses yet, with a signal on it."""
     held = await _held(stage, engine)
     made = await engine.create_waitpoint(held.handle, "k", MINUTE)
     await _send(engine, held.execution_id, made.waitpoint_id, made.token)
@@ -125,15 +125,6 @@ PLACES: dict[str, Callable[[Stage, Party], Awaitable[Any]]] = {
     "parked": _parked,
     "rotated": _rotated,
 }
-
-
-@dataclass(frozen=True)
-class Damage:
-    """What is done to whom, and the rules that must say so."""
-
-    rule: str
-    place: str
-    sql: str
 
 
 _EXECUTION = "update flowfabric.execution set "
@@ -234,10 +225,6 @@ DAMAGES = [
 ]
 
 
-async def found(stage: Stage) -> set[str]:
-    return {row["rule"] for row in await stage.watch.fetch("select rule from flowfabric.audit(null, true)")}
-
-
 @pytest.mark.parametrize("place", PLACES)
 async def test_a_sound_database_has_no_violations(stage: Stage, engine: Party, place: str) -> None:
     await PLACES[place](stage, engine)
@@ -248,13 +235,7 @@ async def test_a_sound_database_has_no_violations(stage: Stage, engine: Party, p
 async def test_a_rule_finds_its_damage(stage: Stage, engine: Party, damage: Damage) -> None:
     await PLACES[damage.place](stage, engine)
     assert await found(stage) == set()
-    await stage.watch.execute("begin")
-    try:
-        touched = await stage.watch.execute(damage.sql)
-        assert not touched.endswith(" 0"), "the damage must be done"
-        assert damage.rule in await found(stage)
-    finally:
-        await stage.watch.execute("rollback")
+    await finds(stage, damage.rule, damage.sql)
 
 
 async def test_every_rule_about_suspensions_is_tried() -> None:

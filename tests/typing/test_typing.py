@@ -40,7 +40,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session
 
 import flowfabric as ff
-from flowfabric.app.flow_builder import Join
+from flowfabric.app.flow_nodes import Join
 from flowfabric.client import SyncFlowRun, SyncRun
 from flowfabric.middleware import Middleware
 from flowfabric.values.conditions import AllMet, Count

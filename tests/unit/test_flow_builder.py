@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowfabric as ff
-from flowfabric.app.flow_builder import Flow, Join, Node
+from flowfabric.app.flow_builder import Flow
+from flowfabric.app.flow_nodes import Join, Node
 from flowfabric.app.sync_context import SyncContext
 from flowfabric.client import node_arguments
 from flowfabric.contracts.codecs import CannotDecode, Codecs

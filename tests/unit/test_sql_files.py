@@ -125,6 +125,22 @@ def test_every_rule_of_the_audit_is_asked() -> None:
     assert {f"audit_{rule}" for rule in re.findall(r"flowfabric\.audit_(\w+)\(", FILES["audit/audit.sql"])} == rules
 
 
+# Rules about queues, timers, routes, keys and workers: with them a sample would read whole tables.
+NOT_SAMPLED = {
+    "blocked_orphan", "cascade_row", "derived_route", "flow_summary", "grant_hides", "keystore", "lane_registered",
+    "ready_below_floor", "ready_orphan", "registration_facts", "tag_rows", "timer_waitpoint", "timers", "times_finite",
+    "waiter_missed", "waits_for_nothing",
+}  # fmt: skip
+
+
+def test_the_audit_of_a_sample_leaves_out_only_rules_that_need_whole_tables() -> None:
+    audit = body(FILES["audit/audit.sql"], "audit")
+    sample = body(FILES["audit/audit_sample.sql"], "audit_sample")
+    asked, sampled = (set(re.findall(r" from flowfabric\.audit_(\w+)\(", sql)) for sql in (audit, sample))
+    assert asked - sampled == {*NOT_SAMPLED, "log"}
+    assert sampled <= asked
+
+
 def test_the_settings_name_functions_once() -> None:
     text = (resources.files("flowfabric._postgres") / "sql" / "settings.sql").read_text()
     named = [name for group in re.findall(r"(?<=,)\s*'([a-z_\s]+)'\)", text) for name in group.split()]

@@ -348,7 +348,7 @@ async def _workers(connection: asyncpg.Connection[Any]) -> Finding:
         return Finding("workers", "warning", f"{detail}; lanes without a worker: {lanes}{more}", advice)
     versions = sorted({row["package_version"] for row in alive if row["package_version"]})
     if len(versions) > 1:
-        advice = "finish the rollout: old workers do not serve what is new"
+        advice = "finish the rollout: old workers do not serve new tasks"
         return Finding("workers", "warning", f"{detail}, of flowfabric {', '.join(versions)}", advice)
     return Finding("workers", "ok", detail)
 

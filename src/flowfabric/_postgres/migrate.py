@@ -342,8 +342,8 @@ async def _grant(connection: asyncpg.Connection[Any]) -> None:
             await connection.execute(statement)
 
 
-# First nobody may call anything: a role may have lost a kind, a function a role, and the owner's default privileges may
-# have given a new function to others.
+# First revoke everything: a role may have lost a kind, a function a role, and the owner's default privileges may have
+# given a new function to others.
 _REVOKES = """
 select array['revoke all on all functions in schema flowfabric from public']
     || coalesce(array_agg(distinct format('revoke all on all functions in schema flowfabric from %I', r.rolname)), '{}')

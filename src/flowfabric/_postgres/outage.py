@@ -40,7 +40,7 @@ class Outage:
 
     @property
     def words(self) -> str:
-        """What is wrong, in one line; empty while nothing is."""
+        """The problem, in one line; empty if there is none."""
         since = self._since
         return "" if since is None else f"has been away for {_span(time.monotonic() - since)}: {self.cause}"
 

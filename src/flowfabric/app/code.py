@@ -61,7 +61,7 @@ def code_digest(function: Callable[..., Any]) -> str:
 
 
 def _parts(code: CodeType) -> Iterator[bytes]:
-    """What makes up code, but for where it is."""
+    """The parts of a code object, without its file and line numbers."""
     yield code.co_code
     yield repr((code.co_names, code.co_varnames, code.co_freevars)).encode()
     for each in code.co_consts:

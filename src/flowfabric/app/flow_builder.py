@@ -11,12 +11,27 @@ A flow is built here and stored as a whole when it is submitted. Mistakes raise 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 from uuid import UUID, uuid5
 
 import msgspec
 
+from flowfabric.app.flow_nodes import (
+    After,
+    AnyNode,
+    Filled,
+    Given,
+    Join,
+    Node,
+    SubFlow,
+    joined,
+    joins_in,
+    kept,
+    nodes_in,
+    place_of,
+    references,
+)
 from flowfabric.bridges._submission import AsyncConnection, SyncConnection
 from flowfabric.client import node_arguments
 from flowfabric.client.flow_run import FlowRun
@@ -24,7 +39,6 @@ from flowfabric.client.in_transaction import submit_flow_in
 from flowfabric.client.submission import Submission, Submittable, TypedTask, check_task, new_submission
 from flowfabric.contracts.json_types import ENCODER
 from flowfabric.errors import InvalidInput
-from flowfabric.values import conditions
 from flowfabric.values.checks import check_key, check_tags, check_text
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import (
@@ -35,7 +49,7 @@ from flowfabric.values.ids import (
     parse_execution_id,
     partition_of_id,
 )
-from flowfabric.values.joins import AllOf, AllSettled, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum, policy_columns
+from flowfabric.values.joins import AllOf
 from flowfabric.values.spending import Budget
 
 if TYPE_CHECKING:
@@ -45,171 +59,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 Q = ParamSpec("Q")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-_SHOWN = 5  # nodes of a join in messages
 _KEYS = UUID("a2c9b1f0-5d1e-5f6b-9a55-6f0f7c3b7e21")  # the namespace of flow ids made from idempotency keys
-
-
-class Node(Generic[R_co]):
-    """One task of a flow. As an argument of another node it means its result."""
-
-    __slots__ = ("execution_id", "flow", "name", "task")
-
-    def __init__(
-        self, flow: Flow, name: str, task: Submittable[R_co] | None, execution_id: ExecutionId | None = None
-    ) -> None:
-        self.flow = flow
-        self.name = name
-        self.task = task  # None if unknown
-        self.execution_id = execution_id  # of a member that exists
-
-    def __repr__(self) -> str:
-        return f"<node {self.name} of {self.flow.name}>"
-
-    def __bool__(self) -> bool:
-        raise InvalidInput("is a node, whose result is not known yet", field=self.name, allowed="an argument of a node")
-
-    __iter__ = None  # a node is one result; `flow.map` makes many nodes
-
-
-class AnyNode(Node[Any]):
-    """A node whose result has no type that checkers know: of a part, or of a flow that exists."""
-
-    __slots__ = ()
-
-
-class Join:
-    """Several nodes, and how many of them have to succeed. As an argument it means their results.
-
-    `all_of` and `quorum` give the list of the results of those that succeeded, `any_of` one result, `all_settled` the
-    list of all outcomes.
-    """
-
-    __slots__ = ("nodes", "policy")
-
-    def __init__(self, nodes: Sequence[Node[Any]], policy: EdgeGroupPolicy) -> None:
-        self.nodes = tuple(nodes)
-        self.policy = policy
-
-    def __repr__(self) -> str:
-        names = [node.name for node in self.nodes[:_SHOWN]]
-        if len(self.nodes) > _SHOWN:
-            names.append("...")
-        if isinstance(self.policy, Quorum):
-            names.insert(0, str(self.policy.k))
-        kind, _, cancels = policy_columns(self.policy)
-        if cancels:
-            names.append("cancel_rest=True")
-        return f"{kind}({', '.join(names)})"
-
-
-class SubFlow(Mapping[str, AnyNode]):
-    """The nodes of a flow that was included in another, by their names there. In `after` it means its last nodes."""
-
-    def __init__(self, nodes: dict[str, AnyNode], ends: list[AnyNode]) -> None:
-        self._nodes = nodes
-        self.ends = ends
-
-    def __getitem__(self, name: str) -> AnyNode:
-        return self._nodes[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._nodes)
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-
-# An argument of a node: the value, or the node that gives it; or something with nodes in it, which is not checked.
-Given: TypeAlias = A | Node[A]
-Filled: TypeAlias = Join | AnyNode | list[Any] | tuple[Any, ...] | dict[str, Any]
-Nodes = Node[Any] | SubFlow | Iterable[Node[Any] | SubFlow]
-After = Nodes | Join
-
-
-@overload
-def all_of(*things: Nodes) -> Join: ...
-@overload
-def all_of(*things: conditions.Condition | str) -> conditions.AllMet: ...
-def all_of(*things: Any) -> Any:
-    """All of these: nodes of a flow, or conditions of a wait (a string means one signal on that key)."""
-    nodes = _nodes(things, "all_of")
-    return conditions.all_of(*things) if nodes is None else Join(nodes, AllOf())
-
-
-@overload
-def any_of(*things: Nodes, cancel_rest: bool = False) -> Join: ...
-@overload
-def any_of(*things: str, n: int = 1, name: str | None = None) -> conditions.Count: ...
-def any_of(*things: Any, n: int = 1, name: str | None = None, cancel_rest: bool = False) -> Any:
-    """Any of these: nodes of a flow, of which one has to succeed, or keys of a wait, of which `n` have to be signalled.
-
-    `cancel_rest` cancels the other nodes once one has succeeded.
-    """
-    nodes = _nodes(things, "any_of")
-    if nodes is None:
-        if cancel_rest:
-            raise InvalidInput("given for keys of a wait", field="cancel_rest", allowed="with nodes of a flow")
-        return conditions.any_of(*things, n=n, name=name)
-    if n != 1 or name is not None:
-        field, allowed = ("n", f"ff.quorum({n!r}, ...)") if n != 1 else ("name", "flow.add(..., name=...)")
-        raise InvalidInput("given for nodes", field=field, allowed=allowed)
-    if not nodes:
-        raise InvalidInput("got no nodes", field="any_of", allowed="one node or more")
-    return Join(nodes, AnyOf(_rest(cancel_rest)))
-
-
-def quorum(k: int, *nodes: Nodes, cancel_rest: bool = False) -> Join:
-    """`k` of these nodes have to succeed. `cancel_rest` cancels the others then, or once success is impossible."""
-    found = _only_nodes(nodes, "quorum", "nodes of a flow; for keys of a wait any_of(..., n=k)")
-    if type(k) is not int or not 1 <= k <= len(found):
-        allowed = f"1 to {len(found)}" if found else "nodes of a flow after it"
-        raise InvalidInput(f"got {k!r} of {len(found)} nodes", field="k", allowed=allowed)
-    return Join(found, Quorum(k, _rest(cancel_rest)))
-
-
-def all_settled(*nodes: Nodes) -> Join:
-    """All of these nodes have to end, whatever the result: with or without success, cancelled or skipped.
-
-    As an argument it is the list of their outcomes in the order given, a `list[ff.Settled[T]]`.
-    """
-    return Join(_only_nodes(nodes, "all_settled", "nodes of a flow"), AllSettled())
-
-
-def _only_nodes(things: tuple[Any, ...], what: str, allowed: str) -> list[Node[Any]]:
-    found = _nodes(things, what) if things else []
-    if found is None:
-        other = next(one for one in things if not isinstance(one, Node))
-        raise InvalidInput(f"got {type(other).__name__}", field=what, allowed=allowed)
-    return found
-
-
-def _rest(cancel_rest: bool) -> OnSatisfied:
-    return OnSatisfied.CANCEL_REMAINING if cancel_rest else OnSatisfied.LET_RUN
-
-
-def _nodes(things: Iterable[Any], what: str) -> list[Node[Any]] | None:
-    """Return the nodes, each once, of nodes, sub-flows and lists of them; None for anything else."""
-    found: dict[Node[Any], None] = {}
-    others: list[object] = []
-    is_for_flows = False
-    for thing in things:
-        is_list = isinstance(thing, Iterable) and not isinstance(thing, str | bytes | Mapping)
-        is_for_flows = is_for_flows or is_list or isinstance(thing, Node | SubFlow)
-        for one in thing if is_list else (thing,):
-            if isinstance(one, Node):
-                found[one] = None
-            elif isinstance(one, SubFlow):
-                found.update(dict.fromkeys(one.ends))
-            elif isinstance(one, Join):
-                raise InvalidInput(f"got {one} among others", field=what, allowed="nodes, or one join alone")
-            elif is_list:
-                raise InvalidInput(f"got {type(one).__name__} in a list", field=what, allowed="nodes of a flow")
-            else:
-                others.append(one)
-    if others and is_for_flows:
-        raise InvalidInput(f"got nodes and {type(others[0]).__name__}", field=what, allowed="only nodes")
-    return list(found) if is_for_flows else None
 
 
 class _Entry:
@@ -222,8 +72,8 @@ class _Entry:
         self.submission = submission
         self.join = join
         signature = submission.task.signature
-        bound = {name: _joined(value) for name, value in signature.bind(submission.args, submission.kwargs).items()}
-        self.wanted = {name: value for name, value in bound.items() if any(True for _ in _references(value))}
+        bound = {name: joined(value) for name, value in signature.bind(submission.args, submission.kwargs).items()}
+        self.wanted = {name: value for name, value in bound.items() if any(True for _ in references(value))}
         # A wrong argument fails here. Results of other nodes are checked when they are known.
         plain = {name: value for name, value in bound.items() if name not in self.wanted}
         self.given = signature.check(plain, self.wanted)
@@ -440,7 +290,7 @@ class Flow:
                 allowed="a list; the result of a node is not known yet: add nodes from inside a task, with ctx.flow()",
             )
         title = task.name if name is None else _title(name)
-        after = _kept(after)
+        after = kept(after)
         made: list[Node[Any]] = []
         for place, item in enumerate(items):
             args = item if isinstance(item, tuple) else (item,)
@@ -459,7 +309,7 @@ class Flow:
         if not isinstance(other, Flow) or other is self or other.grows is not None:
             raise InvalidInput(f"got {other!r}", field="other", allowed="another flow, made by app.flow()")
         title = self._next(_title(other.name if name is None else name))
-        after = _kept(after)
+        after = kept(after)
         made: dict[str, AnyNode] = {}
         ends = dict.fromkeys(other._entries)
         for entry in other._entries.values():
@@ -473,9 +323,9 @@ class Flow:
                     return made[value.name]
                 case Join():
                     return Join([made[node.name] for node in value.nodes], value.policy)
-                case list() | tuple() if any(True for _ in _references(value)):
+                case list() | tuple() if any(True for _ in references(value)):
                     return [here(one) for one in value]
-                case dict() if any(True for _ in _references(value)):
+                case dict() if any(True for _ in references(value)):
                     return {key: here(one) for key, one in value.items()}
                 case _:
                     return value
@@ -511,12 +361,12 @@ class Flow:
 
     def _join(self, entry: _Entry, after: After | None) -> Join | None:
         """Return the upstreams of a node: the nodes in its arguments, and those given as `after`."""
-        used = list(dict.fromkeys(node for value in entry.wanted.values() for node in _references(value)))
-        joins = [one for value in entry.wanted.values() for one in _joins(value)]
+        used = list(dict.fromkeys(node for value in entry.wanted.values() for node in references(value)))
+        joins = [one for value in entry.wanted.values() for one in joins_in(value)]
         if isinstance(after, Join):
             joins.append(after)
         elif after is not None:
-            found = _nodes([after], "after")
+            found = nodes_in([after], "after")
             if found is None:
                 allowed = "nodes, all_of, any_of, quorum or all_settled of nodes"
                 raise InvalidInput(f"got {type(after).__name__}", field="after", allowed=allowed)
@@ -577,7 +427,7 @@ class Flow:
             submission = entry.submission
             task = submission.task
             if entry.wanted:
-                places = {key: _place(value, uuid_of) for key, value in entry.wanted.items()}
+                places = {key: place_of(value, uuid_of) for key, value in entry.wanted.items()}
                 plain = node_arguments.write(entry.given, places)
             else:
                 plain = ENCODER.encode(entry.given)
@@ -586,7 +436,7 @@ class Flow:
             limits = task.limit_names.limits(submission.options)
             first = None if nodes else self.budget
             item = submission.options.item(task.name, payload, encoding, hooks=hooks, limits=limits, flow_budget=first)
-            needed = {node for value in entry.wanted.values() for node in _references(value)}
+            needed = {node for value in entry.wanted.values() for node in references(value)}
             nodes.append(
                 NewNode(
                     name=name,
@@ -638,61 +488,3 @@ def _title(name: str) -> str:
     if not check_text(name, "name"):
         raise InvalidInput("is empty", field="name", allowed="1 to 256 bytes")
     return name
-
-
-def _kept(after: After | None) -> After | None:
-    """Return arguments that several nodes can use: a one-time iterator becomes a list."""
-    return after if after is None or isinstance(after, Node | Join | Mapping | str) else list(after)
-
-
-def _joined(value: Any) -> Any:
-    """Return the argument; a join of no nodes becomes an empty list."""
-    return [] if isinstance(value, Join) and not value.nodes else value
-
-
-def _references(value: Any) -> Iterator[Node[Any]]:
-    """Return the nodes in an argument."""
-    if isinstance(value, Node):
-        yield value
-    elif isinstance(value, Join):
-        yield from value.nodes
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _references(one)
-    elif isinstance(value, SubFlow):
-        raise InvalidInput("a flow cannot be an argument", field="arguments", allowed='one of its nodes: sub["name"]')
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            for node in _references(one):
-                if not isinstance(key, str):
-                    raise InvalidInput(f"{node!r} at {key!r}", field="arguments", allowed="dicts with text keys")
-                yield node
-    elif isinstance(value, set | frozenset) and any(isinstance(one, Node | Join) for one in value):
-        raise InvalidInput("nodes in a set, which has no order", field="arguments", allowed="a list of nodes")
-
-
-def _joins(value: Any) -> Iterator[Join]:
-    if isinstance(value, Join):
-        yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _joins(one)
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _joins(one)
-
-
-def _place(value: Any, uuid_of: Any) -> list[Any]:
-    """Return an argument as `node_arguments` stores it."""
-    match value:
-        case Node():
-            return ["node", str(uuid_of(value))]
-        case Join():
-            kind = {AnyOf: "first", AllSettled: "settled"}.get(type(value.policy), "all")
-            return [kind, [str(uuid_of(node)) for node in value.nodes]]
-        case list() | tuple() if any(True for _ in _references(value)):
-            return ["list", [_place(one, uuid_of) for one in value]]
-        case dict() if any(True for _ in _references(value)):
-            return ["dict", {key: _place(one, uuid_of) for key, one in value.items()}]
-        case _:
-            return ["value", value]

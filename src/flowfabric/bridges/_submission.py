@@ -106,7 +106,7 @@ def driver_of(connection: Any) -> Driver:
 
 
 class StoredKind(NamedTuple):
-    """What a duplicate is an execution of."""
+    """The task that a duplicate is an execution of."""
 
     execution_kind: str
 
@@ -145,7 +145,7 @@ class Transaction:
         return call.verdicts(made, standing)
 
     async def read_execution_info(self, execution_id: ExecutionId) -> StoredKind | None:
-        """What an execution is of; None for an unknown id."""
+        """The task of an execution; None for an unknown id."""
         found = await self._execute(statements.read_kind(self._mark), [_bits(execution_id), execution_id])
         return StoredKind(found[0][0]) if found else None
 

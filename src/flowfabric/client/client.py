@@ -140,7 +140,7 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
     async def fail(self, execution_id: str | ExecutionId, reason: str = "failed by an operator") -> None:
         """Fail an execution for good that runs, or that waits because its code changed; it is not retried.
 
-        Its hooks and its flow see a failure. What it submitted is left alone: a replay may want it.
+        Its hooks and its flow see a failure. Tasks and flows that it submitted continue: a replay may want them.
         """
         await self.engine.fail(
             Operator(parse_execution_id(execution_id)), reason, failure_class="permanent", category="operator"

@@ -21,7 +21,7 @@ class _OfKind(Protocol):
 
 
 class Creating(Protocol):
-    """What creates executions: the engine, or the caller's transaction (`bridges`)."""
+    """Creates executions: the engine, or the caller's transaction (`bridges`)."""
 
     async def create_many(
         self, items: Sequence[NewExecution], /

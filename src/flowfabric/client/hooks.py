@@ -54,7 +54,7 @@ def check_hook(task: Submittable[Any], field: str) -> None:
 
 
 def hook_spec(task: Submittable[Any]) -> dict[str, Any]:
-    """What the policy of an execution holds about the task of a hook."""
+    """The task of a hook, as the policy of an execution stores it."""
     item = task.defaults.item(task.name, b"", None)
     assert isinstance(item.policy, FrozenPolicy)
     found: dict[str, Any] = {

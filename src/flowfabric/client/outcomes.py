@@ -129,7 +129,7 @@ class Outcomes:
                     pause = min(pause * 4, _MAX_POLL if notified is not None else _MAX_POLL_WITHOUT_NOTIFY)
 
     async def _say_why(self) -> None:
-        """Report, once for each kind and lane, that no worker serves what has been waited for since some seconds."""
+        """Report, once for each kind and lane, that no worker serves an execution awaited for some seconds."""
         now = time.monotonic()
         late: list[ExecutionId] = []
         for execution_id, at in self._unchecked.items():

@@ -30,7 +30,7 @@ _SINGLE: Final[dict[str, tuple[list[str], str]]] = {
     "bytes": (_TEXT, "text"),
 }
 _BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
-# What wraps another schema and refuses at least what that one refuses: by the name of the other.
+# Schemas that wrap another one and refuse at least as much: the key under which they have it.
 _WRAPPERS: Final = {
     "function-after": "schema",
     "definitions": "schema",

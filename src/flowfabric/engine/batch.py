@@ -81,7 +81,7 @@ class Fences:
                 )
 
     def _fit(self) -> bool:
-        """Whether the database can take the columns of handles: somebody may have built one by hand."""
+        """Whether the database can take the columns of handles: a caller may have built one by hand."""
         numbers: tuple[list[Any], ...] = (self.partitions, self.epochs, self.indexes)
         uuids: tuple[list[Any], ...] = (self.ids, self.leases, self.attempts)
         return (

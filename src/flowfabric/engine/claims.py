@@ -259,7 +259,7 @@ class Claims(Operations):
         capabilities: Collection[str],
         before: datetime | None,
     ) -> tuple[Any, ...]:
-        """The arguments of an announcement. What the worker serves is registered first, once."""
+        """The arguments of an announcement. The worker's service is registered first, once."""
         served = [check_lane(lane, "lanes") for lane in check_list(lanes, "lanes")]
         slots = check_int(slots, "slots", 1, 100_000)
         span = check_duration(at_most, "at_most")

@@ -83,8 +83,8 @@ class Control(Operations):
     async def redact_execution(self, execution_id: ExecutionId) -> None:
         """Remove the user's data from an ended execution (payload, result, texts, tags, key); its history stays.
 
-        It cannot be replayed any more. A child whose result its parent still needs is refused, and a member of such a
-        flow (`execution_needed`).
+        It cannot be replayed any more. Refused (`execution_needed`) while its parent, the parent of its flow or an
+        unfinished node of its flow needs its result.
         """
         await self._erase(statements.REDACT_EXECUTION, execution_id)
 

@@ -208,7 +208,7 @@ class Edges(FlowOperations):
         return found[0] if found else None
 
     async def evaluate_flow_eligibility(self, execution_id: ExecutionId) -> Eligibility:
-        """What its dependencies say."""
+        """Whether its dependencies let it be claimed."""
         target = parse_execution_id(execution_id)
         row = await self._row(statements.FLOW_ELIGIBILITY, *self._at(target), repeatable=True)
         return Eligibility(row["status"])

@@ -248,7 +248,7 @@ class Executions(Operations):
     ) -> Cancelled:
         """Cancel the execution. A `Handle` cancels as lease holder; `Operator` as its source; a `Fence` as `source`.
 
-        Every source but `lease_holder` needs the role operate. What its handler submitted and has not ended is
+        Every source but `lease_holder` needs the role operate. Unfinished work that its handler submitted is
         cancelled with it by a duty (`has_children`), unless `keep_children`. `by` is the execution whose handler calls:
         a child of it is recorded as cancelled by `handler`, and stays cancelled when the parent is replayed.
         """

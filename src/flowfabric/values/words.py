@@ -13,7 +13,7 @@ class PolicySet(StrEnum):
 
 
 class Eligibility(StrEnum):
-    """What the dependencies of an execution say."""
+    """Whether the dependencies of an execution let it be claimed."""
 
     ELIGIBLE = "eligible"
     BLOCKED_BY_DEPENDENCIES = "blocked_by_dependencies"

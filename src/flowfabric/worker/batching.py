@@ -80,11 +80,13 @@ class Batcher(Generic[Item, Answer]):
             await asyncio.sleep(0)
             while self._queue:
                 batch = self._take()
-                unanswered = TransportError("transport", "the worker stopped before the database answered")
-                verdicts: Sequence[Answer | FlowFabricError] = [unanswered] * len(batch)
+                verdicts: Sequence[Answer | FlowFabricError] | None = None
                 with contextlib.suppress(asyncio.CancelledError):  # by `close`
                     if not self._is_closed:
                         verdicts = await self._interruptibly(self._send(batch))
+                if verdicts is None:
+                    error = TransportError("transport", "the worker stopped before the database answered")
+                    verdicts = [error] * len(batch)
                 for item, verdict in zip(batch, verdicts, strict=True):
                     try:
                         self._answered(item, verdict)

@@ -150,7 +150,7 @@ class _DryRun(Running):
             self.verdict, self.why = verdict, why
 
     def waits(self) -> None:
-        """Every branch has come to the end of its record: a run of the same code has asked for all of it by now."""
+        """Every branch reached the end of its record: a run of the same code has asked for all of it by now."""
         memory = self.loaded_memory
         assert memory is not None
         if memory.missing and not self.tasks.has_cancelled:
@@ -203,7 +203,7 @@ class _DryRun(Running):
         if not in_step.get():
             await self.ask(name, "usage")
 
-    def emit_soon(self, text: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+    def emit_soon(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
         """Nothing is stored."""
 
     async def end_of_flow(

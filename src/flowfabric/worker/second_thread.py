@@ -135,7 +135,7 @@ class SecondThread(threading.Thread):
                     lost.clear()
                 had_leases, has_leases = has_leases, bool(self._worker.handlers.held)
                 # Notifications about lost leases need a connection of their own: only while there are leases, and not
-                # for handlers that end at once. What was missed before is found by renewing all.
+                # for handlers that end at once. Renewing all finds losses that were missed before.
                 if not has_leases:
                     listening.close()
                     lost, is_listening = None, False

@@ -35,7 +35,7 @@ _ENDED = {
 
 
 def facts(running: Running) -> dict[str, Any]:
-    """What every line about an execution carries for programs."""
+    """The fields that every log line about an execution has."""
     return {
         "execution_id": str(running.claimed.execution_id),
         "attempt": running.handle.attempt_index + 1,
@@ -106,7 +106,7 @@ def why_stopped(running: Running, error: FlowFabricError) -> str:
         case ExecutionNotActive():
             timeout, deadline = running.claimed.attempt_timeout_at, running.claimed.deadline_at
             now = running.database_now()
-            # What ended a later attempt did not end this one.
+            # The error that ended a later attempt did not end this one.
             if error.terminal_outcome in _ENDED and error.attempt_id in ("", str(running.handle.attempt_id)):
                 return _ENDED[error.terminal_outcome]
             if timeout is not None and now >= timeout:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowfabric.client import current
 from flowfabric.errors import ExecutionNotActive, Interrupted, LeaseLost
+from flowfabric.worker.runners.threads import settle
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
@@ -69,17 +70,7 @@ class _Call:
         self.future: asyncio.Future[Any] = self._loop.create_future()
 
     def answer(self, value: Any, error: Exception | None) -> None:
-        self._loop.call_soon_threadsafe(self._settle, value, error)
-
-    def _settle(self, value: Any, error: Exception | None) -> None:
-        if self.future.done():
-            return  # the coroutine was cancelled meanwhile
-        if error is None:
-            self.future.set_result(value)
-        elif isinstance(error, StopIteration):  # a future cannot carry it
-            self.future.set_exception(RuntimeError("the function raised StopIteration"))
-        else:
-            self.future.set_exception(error)
+        self._loop.call_soon_threadsafe(settle, self.future, value, error)
 
 
 # Set in coroutines that a synchronous handler waits for.

@@ -1,9 +1,10 @@
 """One execution while its handler runs here: its lease, its recorded steps, and how it is stopped.
 
-The durable operations of a handler are in the other files: `steps.py`, `waits.py`, `children.py`. When everything the
-handler waits for needs no worker, the execution is parked (`parking.py`): the lease is given back, the handler is
-stopped, and later it runs again from the top; finished steps return their stored result. Parking never raises inside
-the tasks of an async handler: their futures just stay pending until the handler as a whole is stopped.
+The rest is in the other files: `requests.py` compares what the handler asks for with the record, `records.py` adds to
+the record, and `steps.py`, `waits.py` and `children.py` have the durable operations. When everything the handler waits
+for needs no worker, the execution is parked (`parking.py`): the lease is given back, the handler is stopped, and later
+it runs again from the top; finished steps return their stored result. Parking never raises inside the tasks of an async
+handler: their futures just stay pending until the handler as a whole is stopped.
 """
 
 from __future__ import annotations
@@ -12,24 +13,22 @@ import asyncio
 import contextlib
 import functools
 import logging
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from flowfabric.app.context import not_begun
-from flowfabric.errors import BudgetExceeded, ExecutionNotActive, FlowFabricError, LeaseLost, StepsChanged
+from flowfabric.errors import BudgetExceeded, ExecutionNotActive, LeaseLost, StepsChanged
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.lease import Handle, HandleKind
-from flowfabric.values.step import BRANCHED, NewStep, StepKind
+from flowfabric.values.step import NewStep
 from flowfabric.worker import told
-from flowfabric.worker.durable import children, in_thread, mapping, spending, steps, waits
+from flowfabric.worker.durable import children, in_thread, mapping, records, requests, spending, steps, waits
 from flowfabric.worker.durable import emitting as frames
-from flowfabric.worker.durable.changes import Changes, is_compared
+from flowfabric.worker.durable.changes import Changes
 from flowfabric.worker.durable.emitting import Emitting
-from flowfabric.worker.durable.in_thread import CallingThread, calling_thread
-from flowfabric.worker.durable.memory import Memory, Request, describe
+from flowfabric.worker.durable.memory import Memory, describe
 from flowfabric.worker.durable.order import Order
 from flowfabric.worker.durable.parking import Gate, Parking
 from flowfabric.worker.durable.spending import Needs
@@ -58,12 +57,6 @@ def _shown(call: Coroutine[Any, Any, Any]) -> str:
     name = next((given[word] for word in ("name", "what", "key") if isinstance(given.get(word), str)), None)
     method = "step_with(...)" if made.__name__ == "__call__" else made.__name__
     return f"ctx.{method}({'...' if name is None else repr(name)})"
-
-
-def _handles_an_error() -> bool:
-    """Whether the handler is in an `except` or `finally` block because of an error."""
-    thread = calling_thread.get()
-    return thread.handles_an_error if isinstance(thread, CallingThread) else sys.exception() is not None
 
 
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -100,7 +93,6 @@ class Running:
         "_lag",
         "_log",
         "_memory_loading",
-        "_newly_read",
         "_order",
         "_parking",
         "_refused",
@@ -118,6 +110,7 @@ class Running:
         "is_stopping",
         "loaded_memory",
         "needs",
+        "newly_read",
         "renewed_at",
         "stop_reason",
         "task",
@@ -155,7 +148,7 @@ class Running:
         self.in_threads = 0  # calls for which threads of a synchronous handler wait
         self._refused = 0
         self._emitting: Emitting | None = None
-        self._newly_read: dict[tuple[str, int], NewStep] = {}  # waits whose answers were read since the last record
+        self.newly_read: dict[tuple[str, int], NewStep] = {}  # waits whose answers were read since the last record
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
 
     @property
@@ -204,6 +197,10 @@ class Running:
             assert self.loaded_memory is not None
             self._order = Order(self.loaded_memory)
         return self._order
+
+    @property
+    def has_order(self) -> bool:
+        return self._order is not None
 
     @property
     def is_in_own_thread(self) -> bool:
@@ -269,43 +266,6 @@ class Running:
             steps, claimed.retry_count + claimed.replay_count, strict=self.task.steps == "strict"
         )
 
-    async def ask(self, name: str, kind: StepKind, was: str | None = None) -> Request:
-        """Return what the handler asks for next, with its record. The request of a changed handler never returns."""
-        memory = self.loaded_memory or await self.memory()
-        request = memory.next(name, kind, was)
-        if request.known is not None:
-            await self._in_order(memory, request)
-        elif is_compared(request, memory):
-            if memory.missing:
-                await self.changes.hold(request)
-                await self.check()
-            if not memory.has_branched and (self.tasks.is_unclear or _handles_an_error()):
-                await self._branch(memory)
-        return request
-
-    async def _in_order(self, memory: Memory, request: Request) -> None:
-        """Wait until the handler has asked for everything that was recorded before this."""
-        if self._order is not None:
-            self._order.asked()
-        first = memory.first_unasked
-        if first is None or calling_thread.get() is not None or self.tasks.is_unclear:
-            return
-        place = memory.place(request)
-        if first < place:
-            await self.order.turn(place)
-            await self.check()
-
-    async def _branch(self, memory: Memory) -> None:
-        """Record, once, that later runs may take other steps than this one: they are not compared."""
-        memory.has_branched = True
-        await self._store(NewStep(name=BRANCHED, kind="patch"))
-
-    async def changed(self, problem: str) -> NoReturn:
-        """Stop a handler whose code does not fit its records."""
-        await self.changes.stop(problem)
-        await self.check()
-        raise asyncio.CancelledError(self.stop_reason)
-
     async def check(self) -> None:
         """Refuse calls of a handler that was asked to stop."""
         if not self.is_cancelled:
@@ -321,42 +281,6 @@ class Running:
         """
         self._refused += 1
         return min(0.001 * 2 ** min(self._refused, 20), _MAX_WAIT) if self._refused > _REFUSALS else 0
-
-    async def record(self, step: NewStep) -> datetime | None:
-        """Record a step; concurrent executions share calls."""
-        await self.check()
-        hook = self.worker.step_hook
-        if hook is not None:
-            await hook.before(self, step.name, step.n)
-        answer = await self._store(*self._newly_read.values(), step)
-        if hook is not None:
-            await hook.after(self, step.name, step.n)
-        return answer
-
-    def read_answer(self, name: str, use: int) -> None:
-        """Note that the handler gets the answer of a wait. It is recorded with the next thing that is."""
-        self._newly_read[name, use] = NewStep(name=name, n=use, kind="wait")
-
-    async def mark_read(self) -> None:
-        """Record which answers the handler has read, before something else that may follow from them is stored."""
-        if self._newly_read:
-            await self._store(*self._newly_read.values())
-
-    async def _store(self, *steps: NewStep) -> datetime | None:
-        """Record steps in this order, in one call if possible; returns the answer to the last."""
-        at: datetime | None = None
-        with self.calling():
-            for sent in [self.worker.reports.record(self.handle, step) for step in steps]:
-                answer = await sent
-                if isinstance(answer, FlowFabricError):
-                    if isinstance(answer, LeaseLost | ExecutionNotActive):
-                        self.worker.handlers.lost(self, answer)
-                    raise answer
-                at = answer
-        for step in steps:
-            if step.kind == "wait":
-                self._newly_read.pop((step.name, step.n), None)
-        return at
 
     async def progress(self, percent: int | None, message: str | None) -> None:
         await self.check()
@@ -392,6 +316,14 @@ class Running:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The worker's event loop."""
         return self.worker.loop
+
+    # What the handler asks for, and what is recorded
+
+    ask = requests.ask
+    changed = requests.changed
+    record = records.record
+    read_answer = records.read_answer
+    mark_read = records.mark_read
 
     # Durable operations of the handler, by chapter
 

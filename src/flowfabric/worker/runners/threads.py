@@ -107,17 +107,19 @@ class _Job:
         except BaseException as raised:  # any exception goes to the caller
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended; no caller waits
-            self.loop.call_soon_threadsafe(self._answer, value, error)
+            self.loop.call_soon_threadsafe(settle, self.future, value, error)
 
-    def _answer(self, value: Any, error: BaseException | None) -> None:
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(value)
-        elif isinstance(error, StopIteration):  # a future cannot carry it
-            self.future.set_exception(RuntimeError("the function raised StopIteration"))
-        else:
-            self.future.set_exception(error)
+
+def settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    """Give a future the result of a function, unless it was cancelled meanwhile."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    elif isinstance(error, StopIteration):  # a future cannot carry it
+        future.set_exception(RuntimeError("the function raised StopIteration"))
+    else:
+        future.set_exception(error)
 
 
 class Interruptible:

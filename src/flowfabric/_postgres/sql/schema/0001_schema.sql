@@ -249,7 +249,7 @@ create table flowfabric.attempt (
     primary key (partition, id, attempt_index)
 );
 
--- Which execution a key stands for. An id that the caller gave may be of another partition than its key would choose.
+-- Which execution a key names. An id that the caller gave may be of another partition than its key would choose.
 create table flowfabric.idempotency (
     scope      uuid not null,          -- the flow, or nil for a stand-alone execution
     namespace  text not null,
@@ -568,7 +568,7 @@ create table flowfabric.step (
     encoding        text,               -- the codec of the result
     outcome         text,               -- of wait: resumed, timed_out, operator_resumed, given_up (null: open), redacted;
                                         -- of submit: known, if the execution existed before; of step and result:
-                                        -- retried, if it failed before and the handler went on after that
+                                        -- retried, if it failed before and the handler continued after that
     error           jsonb,              -- set when the step or the awaited execution failed
     at              timestamptz,        -- of now: the time; of sleep and wait: when it ends
     child_partition integer,            -- of submit: the created execution
@@ -611,6 +611,7 @@ create table flowfabric.frame (
     correlation_ids text[],
     seqs            bigint[],
     trimmed         integer,            -- durable frames up to this number were removed
+    cap             integer,            -- how many durable frames it keeps; null: 10,000
     folded          integer,            -- the version of the stored document,
     bound           integer,            -- and what the document with all deltas has at most, in bytes
     ema             double precision,   -- best effort: frames per second,
@@ -1088,7 +1089,7 @@ create type flowfabric.verdict as (
     at                 timestamptz
 );
 
--- The fence of whoever holds an execution, for an operator's call: or the refusal.
+-- The fence of the current lease holder, for an operator's call; or the refusal.
 create type flowfabric.held as (
     lease_id uuid, epoch bigint, attempt_id uuid, attempt_index integer, refusal flowfabric.verdict
 );

@@ -1,7 +1,7 @@
 -- repair_floors: give routes whose first ready row no floor covers a floor there, and take the floor from routes without one
 --
 -- Called by the audit duty. No other call leaves a ready row without a floor; one that did would hide work from every
--- claim. Floors without ready rows are removed by the claims that visit the route; nobody else removes one of a version
+-- claim. Floors without ready rows are removed by the claims that visit the route; no other call removes one of a version
 -- that no worker serves any more. The cost depends on p_limit and on dead rows, not on what is stored.
 -- Takes    p_limit: how many routes to look at, chosen at random.
 -- Returns  the first ready row of each route that was repaired.

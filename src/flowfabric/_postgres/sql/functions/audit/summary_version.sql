@@ -1,5 +1,5 @@
 -- audit_summary_version: A summary document is as far as its stream says, its later deltas are stored, and no value in it is
--- the text that stands for null.
+-- the text that means null.
 create or replace function flowfabric.audit_summary_version(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$

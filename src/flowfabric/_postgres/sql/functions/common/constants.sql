@@ -5,7 +5,7 @@
 create or replace function flowfabric.zero_uuid() returns uuid
 language sql immutable as $$ select '00000000-0000-0000-0000-000000000000'::uuid $$;
 
--- far_date: a time that never comes: of what has no end of its own.
+-- far_date: a time that never comes, for things that do not end by themselves.
 create or replace function flowfabric.far_date() returns timestamptz
 language sql immutable as $$ select timestamptz '9999-12-31 00:00:00+00' $$;
 

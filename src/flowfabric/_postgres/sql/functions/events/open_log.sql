@@ -26,7 +26,7 @@ begin
             return flowfabric.event_slot(p_at);
         end if;
     end loop;
-    -- Somebody who may only connect holds them all: announce that any number may follow. Readers wait for the end of
+    -- A session that may only connect holds them all: announce that any number may follow. Readers wait for the end of
     -- this transaction.
     loop
         exit when pg_try_advisory_xact_lock_shared((7084::bigint << 48) | floor(random() * (1::bigint << 48))::bigint);

@@ -1,4 +1,4 @@
--- complete_as_operator: active -> completed, whoever holds the lease
+-- complete_as_operator: active -> completed, with any lease holder
 --
 -- Called by operators. The worker that holds the lease is notified.
 -- Locks    the execution.

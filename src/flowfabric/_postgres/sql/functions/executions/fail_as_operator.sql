@@ -1,4 +1,4 @@
--- fail_as_operator: active -> delayed (another attempt follows) or failed, whoever holds the lease; stopped by changed code
+-- fail_as_operator: active -> delayed (another attempt follows) or failed, with any lease holder; stopped by changed code
 -- -> failed
 --
 -- Called by operators. The worker that holds the lease is notified.

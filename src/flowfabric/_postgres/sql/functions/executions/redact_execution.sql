@@ -5,7 +5,7 @@
 -- and times stay. It cannot be replayed any more: its input is gone.
 -- Locks    the execution.
 -- Returns  ok, not_found, execution_not_terminal, or execution_needed with the parent that needs its result, or that of its
---          flow, as detail.
+--          flow, or with the unfinished node to which its result is passed, as detail.
 -- Roles    operate
 create or replace function flowfabric.redact_execution(p_partition integer, p_id uuid) returns setof flowfabric.verdict
 language plpgsql security definer as $$
@@ -21,7 +21,12 @@ begin
         v_parent := coalesce(
             flowfabric.kept_for(e.parent_id, flowfabric.result_step(e.id)),
             (select flowfabric.kept_for(f.parent_id, flowfabric.flow_result_step(f.flow_id)) from flowfabric.flow f
-             where f.partition = p_partition and f.flow_id = e.flow_id));
+             where f.partition = p_partition and f.flow_id = e.flow_id),
+            (select d.id || ' (' || d.state || ')' from flowfabric.edge x
+             join flowfabric.execution d on d.partition = x.partition and d.id = x.downstream
+             where x.partition = p_partition and x.upstream = p_id and d.completed_at is null
+               and (x.passes or x.data_passing_ref is not null)
+             order by d.id limit 1));
         v_code := case when v_parent is not null then 'execution_needed' else 'ok' end;
     end if;
     if v_code = 'ok' then

@@ -1,4 +1,4 @@
--- delay_as_operator: active -> delayed, until a time, whoever holds the lease; the same attempt continues then
+-- delay_as_operator: active -> delayed, until a time, with any lease holder; the same attempt continues then
 --
 -- Called by operators.
 -- Takes    the time, or how long from now.

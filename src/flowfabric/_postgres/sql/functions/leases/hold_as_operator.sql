@@ -1,4 +1,4 @@
--- hold_as_operator: lock one execution, and return the fence of whoever holds its lease
+-- hold_as_operator: lock one execution, and return the fence of its lease holder
 --
 -- Called by the functions of operators, which call the worker's function with this fence: it finds what it always finds.
 -- Locks    the execution.
@@ -12,7 +12,7 @@ begin
     perform flowfabric.require_read_committed();
     select e.lease_id, e.epoch, e.attempt_id, e.attempt_index into h.lease_id, h.epoch, h.attempt_id, h.attempt_index
     from flowfabric.execution e where e.partition = p_partition and e.id = p_id for no key update;
-    -- What has never been claimed has no fence; any other is refused for the same reason.
+    -- An execution that was never claimed has no fence; any fence is refused for the right reason.
     v := flowfabric.hold_one(p_partition, p_id, coalesce(h.lease_id, flowfabric.zero_uuid()), coalesce(h.epoch, 0),
                              coalesce(h.attempt_id, flowfabric.zero_uuid()), h.attempt_index);
     if v.code is not null then

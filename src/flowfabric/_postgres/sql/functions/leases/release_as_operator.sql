@@ -1,4 +1,4 @@
--- release_as_operator: active -> waiting, whoever holds the lease; another worker continues the same attempt at once
+-- release_as_operator: active -> waiting, with any lease holder; another worker continues the same attempt at once
 --
 -- Called by operators.
 -- Locks    the execution.

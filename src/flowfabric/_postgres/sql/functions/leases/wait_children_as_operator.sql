@@ -1,4 +1,4 @@
--- wait_children_as_operator: active -> waiting_children, whoever holds the lease; if its dependencies are satisfied,
+-- wait_children_as_operator: active -> waiting_children, with any lease holder; if its dependencies are satisfied,
 -- active -> waiting
 --
 -- Called by operators. The same attempt continues.

@@ -1,7 +1,7 @@
 -- read_started: unfinished executions that some attempt has started, as a worker would receive them, without claiming
 -- them
 --
--- Called to compare code with what executions recorded. The lease is nobody's: the nil id and epoch 0.
+-- Called to compare code with what executions recorded. No worker holds the lease: the nil id and epoch 0.
 -- Returns  one row per execution that exists, has not ended and has started: the columns of `claimed`, and the version in
 --          which it began.
 -- Roles    read, work, operate

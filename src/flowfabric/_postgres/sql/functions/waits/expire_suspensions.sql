@@ -85,7 +85,7 @@ begin
 end;
 $$;
 
--- late_waitpoints: the waitpoints of a suspension that timed out; of several waits, those of the waits whose time is over
+-- late_waitpoints: the waitpoints of a suspension that timed out; of several waits, those of the waits that timed out
 create or replace function flowfabric.late_waitpoints(s flowfabric.suspension, p_now timestamptz) returns uuid[]
 language sql stable as $$
     select coalesce(array_agg(l.waitpoint_id) filter (where l.is_late), s.waitpoint_ids)
