@@ -310,6 +310,11 @@ class Execution:
         return required_capabilities(self.new.policy)
 
     @property
+    def required(self) -> tuple[Any, ...]:
+        """Its route: what a worker must serve."""
+        return self.new.lane, self.new.kind, self.capabilities, self.version
+
+    @property
     def rank(self) -> tuple[int, int, int]:
         """Claim order: best priority, then oldest, then smallest id."""
         return -self.priority, self.created_at, self.new.uuid.int
@@ -488,6 +493,7 @@ class Model:
         self.lanes = dict.fromkeys(lanes, "active")
         self.logs: dict[str, Log] = {}
         self._spare = count(1)
+        self.uncovered: dict[tuple[Any, ...], int] = {}  # routes, and since when
 
     # Shared procedures
 
@@ -811,8 +817,12 @@ class Model:
         return any(ends & e.waits_for for e in self.executions.values())
 
     def eligible(self, lane: str) -> list[str]:
-        """What a scheduler sees: everything that waits for a worker, in claim order."""
-        found = [e for e in self.executions.values() if e.new.lane == lane and e.place == "W"]
+        """What a scheduler sees: everything that waits for a worker and that the fleet covers, in claim order."""
+        found = [
+            e
+            for e in self.executions.values()
+            if e.new.lane == lane and e.place == "W" and e.required not in self.uncovered
+        ]
         return [e.id for e in sorted(found, key=lambda e: e.rank)]
 
     def claim(self, lane: str, worker: Worker, ttl: int, limit: int, minted: Minted) -> list[Json]:
@@ -825,11 +835,43 @@ class Model:
             else:
                 version = worker.versions[0] if worker.versions else None
                 taken.append(self._start(e, worker, ttl, *self._mint(minted, e.id), version=version))
+        if not taken and self.lanes.get(lane) in ("active", "draining"):
+            self._judge(lane, worker)
         return taken
+
+    # The fleet: no worker is registered, so that none covers a route with a requirement
+
+    def _judge(self, lane: str, worker: Worker) -> None:
+        """A claim found nothing: judge ten routes with work that this worker cannot serve."""
+        ready = [
+            e
+            for e in sorted(self.executions.values(), key=lambda e: e.rank)
+            if e.new.lane == lane
+            and (e.place in "WXV" or e.blocked_for == "waiting_for_capable_worker")
+            and not e.is_for_others
+            and (e.capabilities or e.version is not None)
+            and not (e.capabilities <= worker.capabilities and self._serves(worker, e))
+            and e.required not in self.uncovered
+        ]
+        for required in list(dict.fromkeys(e.required for e in ready))[:10]:
+            self.uncovered[required] = self.now
+
+    def held_by(self, e: Execution) -> tuple[str, int | None] | None:
+        """Why readers see that an execution, which waits for a worker, gets none, and since when."""
+        if e.place != "W" or self._has_grant(e):
+            return None
+        if self.lanes[e.new.lane] in ("paused", "disabled"):
+            return "paused_by_policy", None
+        if e.required in self.uncovered:
+            return "waiting_for_capable_worker", self.uncovered[e.required]
+        return None
+
+    def _is_uncovered(self, e: Execution) -> bool:
+        return e.place == "W" and e.required in self.uncovered and not self._has_grant(e)
 
     def issue_claim_grant(self, execution_id: str, worker: Worker, ttl: int) -> Json:
         e = self._get(execution_id)
-        if e.place != "W":
+        if e.place != "W" or self._is_uncovered(e):
             raise Refused("execution_not_eligible")
         return self._issue(e, "claim", worker, ttl)
 
@@ -1185,7 +1227,7 @@ class Model:
 
     def change_priority(self, execution_id: str, priority: int) -> Json:
         e = self._get(execution_id)
-        if e.place != "W":
+        if e.place != "W" or self._is_uncovered(e):
             raise Refused("execution_not_eligible")
         new = min(max(priority, 0), 9000)
         details = {"old_priority": e.priority, "new_priority": new}
@@ -1199,7 +1241,7 @@ class Model:
             return said("Rejected", message="execution_not_found")
         if e.place == "T":
             return said("Rejected", message="execution_not_active")
-        if e.place != "W" or self._has_grant(e):
+        if e.place != "W" or self._has_grant(e) or self._is_uncovered(e):
             return said("Rejected", message="execution_not_eligible")
         e.place, e.blocked_for, e.grant = "B", reason, None
         if reason == "waiting_for_capable_worker":
@@ -1209,6 +1251,9 @@ class Model:
 
     def unblock(self, execution_id: str, expected: str | None) -> Json:
         e = self._get(execution_id)
+        if self._is_uncovered(e) and expected in (None, "waiting_for_capable_worker"):
+            del self.uncovered[e.required]
+            return said("Changed", execution_id=e.id)
         if e.place != "B" or expected not in (None, e.blocked_for):
             raise Refused("execution_not_eligible")
         if e.is_for_others:

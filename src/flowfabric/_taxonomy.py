@@ -121,6 +121,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     ),
     *_rows("unavailable", "unavailable", "terminal", 503),
     *_rows("resource", "resource_exhausted", "retryable", 429),
+    *_rows("capacity", "worker_at_capacity", "retryable", 429),
     *_rows("permission", "missing_role", "terminal", 403, code="auth"),
     *_rows("task", "failed cancelled expired skipped", "terminal", 409, code="task_failed"),
     *_rows("task", "purged", "terminal", 410),

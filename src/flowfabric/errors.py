@@ -16,6 +16,7 @@
     |   +-- ConnectionFailed     no usable connection: address, password, version, schema
     +-- Unavailable              this deployment does not offer the operation
     +-- ResourceExhausted        too many calls of a kind run at the same time
+    +-- WorkerAtCapacity         a worker has no free slot for a grant
     +-- NotAllowed               the database user lacks the role for this call
     +-- CursorRefused            events after the cursor are missing
     +-- TimedOut                 an operation of this library took too long
@@ -314,6 +315,21 @@ class ResourceExhausted(FlowFabricError):
         self.max = most
         self.retry_after_ms = retry_after_ms
         super().__init__("resource_exhausted", f"{pool}: {most} run already; try again after {retry_after_ms} ms")
+
+
+class WorkerAtCapacity(FlowFabricError):
+    """A worker has no free slot for a grant. The grant is not touched: it is good until it expires.
+
+    `slots` is how many the worker has.
+    """
+
+    family = "capacity"
+
+    def __init__(self, slots: int, *, execution_id: UUID | None = None) -> None:
+        self.slots = slots
+        super().__init__(
+            "worker_at_capacity", f"all {slots} slots of this worker are in use", execution_id=execution_id
+        )
 
 
 class NotAllowed(FlowFabricError):

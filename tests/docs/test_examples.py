@@ -60,6 +60,10 @@ SAYS = {
     ],
     "first_execution.py": ["b'hello world'"],
     "first_task.py": ["hello world"],
+    "late_worker.py": [
+        r"\Atold: a scene was submitted\nwaiting because no live worker serves render in lane default with gpu\n"
+        r"sunrise, rendered\nnot covered now: 0\n\Z"
+    ],
     "map_reduce.py": [r"\Aparts: 3\nnodes: 5\nmost common: {'it': 3, 'was': 2, 'and': 2}\n\Z"],
     "media_pipeline.py": [
         r"\Afailed: subtitles - skipped: index\npackage: film\.480p \+ film\.720p \+ film\.1080p\n",
@@ -77,6 +81,7 @@ SAYS = {
     "rate_limited_api.py": [
         r"\Aat the same time: {'acme': 2, 'initech': 2}\nstarted in the window: 7 - waiting: 1\n.*window: True\n\Z"
     ],
+    "scheduler_by_grants.py": [r"\A3 grants for 2 slots\n(question \d: 42\n){3}\Z"],
     "schedules.py": ["beat .*every_ms.* next at", "morning report .*Europe/Berlin", r"(beat of \S+\n){2}"],
     "spend_ledger.py": [
         r"\Aused: 5500000\nrain cost_micros 4200000\nsnow cost_micros 1300000\nafter the refund: 1300000\n\Z"

@@ -45,14 +45,16 @@ READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
     read_events count_events list_held read_held count_held find_unreported
 """
-READ_AND_WORK = "read_started queued_siblings list_schedules list_workers list_worker_events list_versions list_leads"
+READ_AND_WORK = """
+    read_started queued_siblings list_schedules list_workers list_worker_events list_versions list_uncovered list_leads
+"""
 SUBMIT = """
     create_one create_executions standing_executions create_flow grow_flow free_key watch unwatch
     deliver_signal probe_waitpoint
 """
 WORK = """
-    claim claim_lanes claim_granted reclaim verify_grant sleep_for_work register_service register_lanes
-    register_worker heartbeat_worker leave_registry sweep_workers trim_worker_events
+    claim claim_lanes claim_for_worker claim_granted reclaim verify_grant sleep_for_work register_service register_lanes
+    register_worker heartbeat_worker leave_registry sweep_workers trim_worker_events judge_all
     renew progress complete fail cancel delay release stop_changed wait_children suspend park
     open_wait settle_wait refuse_signals create_waitpoint close_waitpoint record_steps
     submit_child submit_child_flow cancel_children

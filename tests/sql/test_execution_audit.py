@@ -19,7 +19,7 @@ from flowfabric.values.wait import Fresh
 from tests.each import Rows
 from tests.ids import home
 from tests.interleave import Party, Stage
-from tests.sql import test_flow_audit, test_limit_audit, test_streams, test_suspension_audit
+from tests.sql import test_fleet, test_flow_audit, test_limit_audit, test_streams, test_suspension_audit
 from tests.sql.damage import finds, found
 from tests.support import STATES, WORKER, claim_one, started, submit
 
@@ -496,13 +496,14 @@ async def test_every_rule_is_tried_by_one_of_the_chapters() -> None:
     tried = {rule for damages in DAMAGES.values() for rule in damages} | {
         damage.rule for chapter in (test_flow_audit, test_suspension_audit) for damage in chapter.DAMAGES
     }
-    # test_steps.py, test_workers.py, test_children.py, test_streams.py, test_limit_audit.py
+    # test_steps.py, test_workers.py, test_children.py, test_streams.py, test_limit_audit.py, test_fleet.py
     elsewhere = {
         "step_orphan",
         "registration_facts",
         "worker_history",
         *test_streams.DAMAGES,
         *test_limit_audit.DAMAGES,
+        *test_fleet.DAMAGES,
     }
     elsewhere |= {"child_partition", "child_row", "child_forgotten"}
     assert rules and rules - elsewhere <= tried

@@ -122,7 +122,8 @@ async def test_plain_claims_do_not_read_passed_results(engine: CheckedEngine, sq
     async def calls_of_a_claim() -> int | None:
         async with sql.transaction():
             await sql.fetch(
-                "select * from flowfabric.claim('default', null, '{}', 'w', 'w-1', 30000, 100, null, null, null, false)"
+                "select * from flowfabric.claim('default', null, '{}', 'w', 'w-1', 30000, 100,"
+                " null, null, null, false, null, false)"
             )
             found: int | None = await sql.fetchval(
                 "select pg_stat_get_xact_function_calls('flowfabric.inputs_of'::regproc)"

@@ -84,7 +84,8 @@ async def test_locks_of_a_role_that_may_only_connect_stop_nobody(
         assert await plain_engine.audit() == []
         async with sql.transaction():
             await sql.fetch(
-                "select id from flowfabric.claim('default', null, '{}', 'w', 'w-1', 30000, 1, null, null, null, false)"
+                "select id from flowfabric.claim('default', null, '{}', 'w', 'w-1', 30000, 1,"
+                " null, null, null, false, null, false)"
             )
             assert (await plain_engine.read_events()).items == [], "a writer without a number of its own is waited for"
         assert len(await plain_engine.claim_many(**WORKER, limit=10)) == 3
@@ -113,7 +114,8 @@ async def test_a_session_that_reached_the_schema_by_a_role_is_waited_for(
             await plain_engine.complete(taken.handle)
             seen = (await plain_engine.count_events()).cursor
             await submitter.fetch(
-                "select id from flowfabric.claim('early', null, '{}', 'w', 'w-1', 30000, 1, null, null, null, false)"
+                "select id from flowfabric.claim('early', null, '{}', 'w', 'w-1', 30000, 1,"
+                " null, null, null, false, null, false)"
             )
             await submit(plain_engine, lane_id="late")
             assert await plain_engine.claim("late", **WORKER)

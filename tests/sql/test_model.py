@@ -1400,7 +1400,7 @@ class Histories(RuleBasedStateMachine):
         for row in executions:
             seen = rows.execution(row)
             stored[str(seen.execution_id)] = {**view(seen), "result": row["result"]}
-        same(stored, {e.id: expected_view(e) for e in model.executions.values()}, "execution")
+        same(stored, {e.id: expected_view(e, model.held_by(e)) for e in model.executions.values()}, "execution")
 
         attempts: dict[str, list[dict[str, Any]]] = {e: [] for e in model.executions}
         for row in await sql.fetch(
@@ -1441,7 +1441,7 @@ class Histories(RuleBasedStateMachine):
             taken = await sql.fetch(
                 "select partition, id from flowfabric.claim($1, ($2::text[])::text, $3, 'probe', 'probe', 1000, 1000,"
                 " null, null, case when $5::text[] is not null then flowfabric.register_service($2, $4, $5, $3) end,"
-                " true)",
+                " true, null, false)",
                 lane,
                 *_columns(worker),
             )
@@ -1673,8 +1673,20 @@ def view(seen: Execution) -> dict[str, Any]:
     }
 
 
-def expected_view(e: Any) -> dict[str, Any]:
-    """The same from the model."""
+def expected_view(e: Any, held_by: tuple[str, int | None] | None) -> dict[str, Any]:
+    """The same from the model; `held_by` is what readers see although it is not stored."""
+    shown = expected_facts(e)
+    if held_by is not None:
+        reason, since = held_by
+        phase, owner, _, _, outcome, attempt, _ = e.vector
+        shown["vector"] = (phase, owner, BLOCKS[reason], reason, outcome, attempt, "waiting")
+        shown["has_detail"] = True
+        shown["mismatch_at"] = max((at for at in (e.mismatch_at, since) if at is not None), default=None)
+    return shown
+
+
+def expected_facts(e: Any) -> dict[str, Any]:
+    """What is stored."""
     lease = e.lease if e.is_active else None
     return {name: getattr(e, name) for name in _SAME} | {
         "vector": e.vector,

@@ -529,6 +529,9 @@ CALLS = [
     Call("claim", N, lambda g: g.engine.claim_many(limit=N, kinds=["short"], **WORKER), lost),
     Call("claim", N, lambda g: g.engine.claim_many(limit=1, kinds=["node z"], **WORKER), join_released),
     Call("claim", N, lambda g: g.engine.claim_many(limit=N, kinds={"waiting": [2, 1]}, **WORKER)),
+    Call("claim", N, lambda g: g.engine.claim_many(limit=N, namespace="space", **WORKER)),
+    Call("claim_for_worker", 64, lambda g: g.engine.claim_for_worker(max_grants=64, **WORKER)),
+    Call("claim_for_worker", 64, lambda g: g.engine.claim_for_worker(max_grants=64, namespace="space", **WORKER)),
     Call("claim_lanes", N, lambda g: g.engine.claim_lanes({"default": 3, "other": 1}, limit=N, **WORKER)),
     Call("sleep_for_work", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=["waiting"])),
     Call("register_service", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=[f"kind {new_id()}"])),
@@ -695,7 +698,7 @@ CALLS = [
     Call("read_payload", 1, lambda g: g.engine.read_execution_context(g.done[3].execution_id)),
     Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id)),
     Call("list_partition", 50, lambda g: g.engine.list_executions(home(g.wide.flow_id))),
-    Call("find", 50, lambda g: g.engine.find_executions()),
+    Call("find", 60, lambda g: g.engine.find_executions()),  # it looks at the newest of every route
     Call("find", 50, lambda g: g.engine.find_executions(kinds=["done"])),
     Call("find", 50, lambda g: g.engine.find_executions(namespace="space")),
     Call("find", 50, lambda g: g.engine.find_executions(tag=("a.b", "c"))),
@@ -768,6 +771,8 @@ CALLS = [
     Call("list_workers", 100, lambda g: g.engine.list_all_workers(after=("", "worker-5"), limit=100)),
     Call("list_worker_events", 100, lambda g: g.engine.list_worker_events("worker-2")),
     Call("find_unserved", 3 * N, lambda g: g.engine.find_unserved(g.waiting)),
+    Call("list_uncovered", N, lambda g: g.engine.list_uncovered()),
+    Call("judge_all", 3 * N, lambda g: g.engine.judge_routes()),
     # For people: it reads what has not ended, once a task has a version.
     Call("list_versions", 10 * N, lambda g: g.engine.list_versions()),
     Call("sweep_workers", 3 * N, lambda g: g.engine.sweep_workers(), an_hour_later),

@@ -103,7 +103,9 @@ async def test_a_claim_takes_no_row_that_changes_between_its_look_and_its_lock(
         await sql.execute("select pg_advisory_lock(4242)")
         task = asyncio.ensure_future(
             late.fetch(
-                "select id from flowfabric.claim($1, null, '{}', 'l', 'l-1', 30000, 1, null, null, null, false)", lane
+                "select id from flowfabric.claim($1, null, '{}', 'l', 'l-1', 30000, 1,"
+                " null, null, null, false, null, false)",
+                lane,
             )
         )
         await until_blocked(sql)

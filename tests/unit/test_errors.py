@@ -47,6 +47,7 @@ from flowfabric.errors import (
     TransportError,
     Unavailable,
     ValidationFailed,
+    WorkerAtCapacity,
 )
 from tests.each import each
 
@@ -61,6 +62,7 @@ FAMILIES = {
     "transport": TransportError,
     "unavailable": Unavailable,
     "resource": ResourceExhausted,
+    "capacity": WorkerAtCapacity,
     "permission": NotAllowed,
     "timed_out": TimedOut,
     "cursor": CursorRefused,
@@ -175,6 +177,8 @@ def build(row: TaxonomyRow) -> FlowFabricError:
             return NotFound("execution", ID)
         case "unavailable":
             return Unavailable("list_workers")
+        case "capacity":
+            return WorkerAtCapacity(100)
         case "resource":
             return ResourceExhausted("stream_ops", 64, 1600)
         case "permission":

@@ -1,4 +1,4 @@
-"""Unblock: a pass over all limits that hold executions."""
+"""Unblock: look again at what keeps waiting executions from a worker."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from flowfabric._duties.duty import Duty
 
 
 class Unblock(Duty):
-    """Makes executions claimable whose limit has room: the backstop behind the calls that make room."""
+    """Makes executions claimable whose limit has room, and stores which routes no live worker covers.
+
+    The backstop behind the calls that make room, and behind the workers that come and go.
+    """
 
     interval = timedelta(seconds=5)
     batch = 100
 
     async def run_once(self) -> int:
-        promoted = 0
+        changed = await self.engine.judge_routes()
         after = UUID(int=0), ""
         while True:
             done = await self.engine.unblock_limited(limit=self.batch, after=after)
-            promoted += done.promoted
+            changed += done.promoted
             if done.looked < self.batch or done.last is None or self.stopping.is_set():
-                return promoted
+                return changed
             after = done.last

@@ -142,9 +142,9 @@ SET_TAG = _value("set_tag", 4, "found")
 
 # Claims and leases
 
-CLAIM = _rows("claim", 11, CLAIMED)
-CLAIM_LANES = _rows("claim_lanes", 12, CLAIMED)
-SLEEP_FOR_WORK = _value("sleep_for_work", 6, "until")
+CLAIM = _rows("claim", f"{_marks(12)}, true", CLAIMED)
+CLAIM_LANES = _rows("claim_lanes", 13, CLAIMED)
+SLEEP_FOR_WORK = _value("sleep_for_work", 7, "until")
 REGISTER_SERVICE = _value("register_service", 4, "service")
 RENEW = _rows("renew", 8, VERDICT)
 PROGRESS = _rows("progress", 8, VERDICT)
@@ -164,6 +164,7 @@ LIST_EXPIRED_LEASES = _rows(
 
 # Grants
 
+CLAIM_FOR_WORKER = _rows("claim_for_worker", 10, "code, kind, partition, id, is_resumed, grant_key, expires_at")
 ISSUE_CLAIM_GRANT = _rows("issue_claim_grant", 10, _GRANT)
 ISSUE_RECLAIM_GRANT = _rows("issue_reclaim_grant", 11, _GRANT)
 VERIFY_GRANT = _value("verify_grant", 3, "answer")
@@ -443,7 +444,7 @@ HEARTBEAT_WORKER = _rows("heartbeat_worker", 3, "code, expires_at")
 _LAZILY = "set_config('synchronous_commit', 'off', true) as commits"
 HEARTBEAT_LAZILY = _rows("heartbeat_worker", 3, f"code, expires_at, {_LAZILY}")
 SLEEP_AND_HEARTBEAT = _rows(
-    "heartbeat_worker", "$7, $8, $9", f"code, expires_at, flowfabric.sleep_for_work({_marks(6)}) as until, {_LAZILY}"
+    "heartbeat_worker", "$8, $9, $10", f"code, expires_at, flowfabric.sleep_for_work({_marks(7)}) as until, {_LAZILY}"
 )
 RENEW_AND_HEARTBEAT = f"{RENEW} union all " + _rows(
     "heartbeat_worker", "$9, $10, $11", "0, code, null, null, null, null, expires_at"
@@ -456,6 +457,8 @@ FIND_UNSERVED = _rows(
     "find_unserved", 2, "lane, lane_state, kind, capabilities, namespace, workers, version, is_stopped"
 )
 LIST_VERSIONS = _rows("list_versions", 0, "lane, kind, capabilities, version, executions, workers")
+LIST_UNCOVERED = _rows("list_uncovered", 1, "lane, kind, capabilities, version, served, since, waiting")
+JUDGE_ALL = _value("judge_all", 0, "changed")
 SWEEP_WORKERS = _value("sweep_workers", 1, "n")
 TRIM_WORKER_EVENTS = _value("trim_worker_events", 1, "n")
 

@@ -148,6 +148,7 @@ async def _unserved(dsn: str) -> list[Finding]:
     from flowfabric.engine import Engine  # noqa: PLC0415
     from flowfabric.values.lane import LaneState  # noqa: PLC0415
     from flowfabric.values.state import State  # noqa: PLC0415
+    from flowfabric.values.worker import needing  # noqa: PLC0415
 
     closed = (LaneState.PAUSED, LaneState.DISABLED)
     try:
@@ -155,6 +156,7 @@ async def _unserved(dsn: str) -> list[Finding]:
             lanes = [one for one in await engine.lane_stats() if one.state in closed]
             waiting = await engine.find_executions(states=[State.WAITING, State.RESUMABLE], limit=_EXAMINED)
             unserved = await engine.find_unserved([one.execution_id for one in waiting.items])
+            uncovered = [one for one in await engine.list_uncovered() if one.version is None]
     except FlowFabricError as error:
         return [Finding("lanes", "ok", f"not checked: {error}")]
     found = [
@@ -168,11 +170,18 @@ async def _unserved(dsn: str) -> list[Finding]:
     ] or [Finding("lanes", "ok", "none is paused or disabled")]
     open_lanes = [one for one in unserved if one.lane_state not in closed]
     # Workers serve the task of the others, with code or a version that may not run them: see "changed code".
-    kinds = sorted({(one.kind, one.lane_id) for one in open_lanes if not one.is_stopped and one.version is None})
-    names = ", ".join(f"{kind} in lane {lane}" for kind, lane in kinds[:5])
+    kinds = {
+        (one.kind, one.lane_id, one.capabilities) for one in open_lanes if not one.is_stopped and one.version is None
+    }
+    shut = {one.lane_id for one in lanes}
+    # Beside the newest executions: routes whose requirement no live worker covers.
+    kinds |= {(one.kind, one.lane_id, one.capabilities) for one in uncovered if one.lane_id not in shut}
+    names = ", ".join(f"{kind} in lane {lane}{needing(needs)}" for kind, lane, needs in sorted(kinds)[:5])
     more = f" and {len(kinds) - 5} more" if len(kinds) > 5 else ""
     if kinds:
         advice = "run `flowfabric worker module:app` with an app that has these tasks"
+        if any(needs for _, _, needs in kinds):
+            advice += ", and with --capability for each that is required"
         found.append(Finding("tasks", "warning", f"no live worker serves {names}{more}", advice))
     elif open_lanes:
         found.append(Finding("tasks", "ok", "only changed code or a version keeps tasks waiting: see changed code"))

@@ -267,11 +267,18 @@ def _table(found: Sequence[ExecutionInfo]) -> tuple[list[Column], list[list[obje
 
 
 def _show(found: Sequence[ExecutionInfo], *, wide: bool) -> None:
+    from flowfabric.values.vector import BlockingReason  # noqa: PLC0415
+
     if found:
         columns, rows = _table(found)
         _output.table(columns, rows, wide=wide)
     if stopped := sum(one.stops is not None for one in found):
         _output.note(f"changed code stopped {stopped:,} of these: `flowfabric failures --stopped` says why")
+    reasons = [one.state_vector.blocking_reason for one in found if one.stops is None]
+    if paused := reasons.count(BlockingReason.PAUSED_BY_POLICY):
+        _output.note(f"{paused:,} of these wait in a lane that hands out no work: `flowfabric lanes` shows which")
+    if uncovered := reasons.count(BlockingReason.WAITING_FOR_CAPABLE_WORKER):
+        _output.note(f"no live worker covers {uncovered:,} of these: `flowfabric workers` shows what is missing")
 
 
 async def _explain(engine: Engine, lanes: list[str]) -> None:

@@ -44,6 +44,12 @@ Tasks = Annotated[
     list[str] | None,
     typer.Option("--task", metavar="NAME", help="Run only this task of the app.", show_default=False),
 ]
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace", "-n", metavar="NAME", help="Run only executions of this namespace.", show_default=False
+    ),
+]
 LogLevel = Annotated[
     str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error. Logs go to standard error.")
 ]
@@ -57,6 +63,7 @@ def worker(
     concurrency: Concurrency = 100,
     capability: Capabilities = None,
     task: Tasks = None,
+    namespace: Namespace = None,
     grace: Annotated[
         str,
         typer.Option(
@@ -143,6 +150,7 @@ def worker(
         concurrency=concurrency,
         capabilities=capability or (),
         tasks=task or None,
+        namespace=namespace,
         worker_id=worker_id,
         lease_ttl=parse_duration(lease, "--lease"),
         grace=parse_duration(grace, "--grace"),

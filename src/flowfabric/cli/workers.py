@@ -54,13 +54,14 @@ def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Ds
 
 @app.command("list")
 def list_(namespace: Namespace = None, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """List the workers that are alive: when each was last heard from, its slots, tasks and lanes, and what it leads."""
+    """List the workers that are alive, what each serves and leads, and what waits although none of them covers it."""
 
     async def work(engine: Engine) -> None:
         found = await alive(engine, namespace)
         versions = await engine.list_versions()
+        uncovered = await engine.list_uncovered()
         if json:
-            _output.document({"workers": found, "versions": versions})
+            _output.document({"workers": found, "versions": versions, "uncovered": uncovered})
             return
         if found:
             _output.table(*rows(found, await now(engine)), wide=wide)
@@ -75,6 +76,20 @@ def list_(namespace: Namespace = None, wide: Wide = False, json: Json = False, d
                     for one in versions
                 ],
             )
+        # Versions without a worker are told below.
+        if missing := [one for one in uncovered if one.version is None]:
+            _output.heading("Waiting for a worker that is not there")
+            has_served = any(one.served for one in missing)
+            _output.table(
+                ["TASK", "NEEDS", "WAITING", "SINCE", "LANE", *(["EXCEPT NAMESPACES"] if has_served else [])],
+                [
+                    (
+                        one.kind, ", ".join(one.capabilities), one.waiting, one.since, one.lane_id,
+                        *([", ".join(one.served)] if has_served else []),
+                    )
+                    for one in missing
+                ],
+            )  # fmt: skip
         for one in versions:
             if not one.live_workers:
                 _output.note(without_worker(one))

@@ -68,10 +68,10 @@ __all__ = ["Engine"]
 
 
 class Engine(
-    Executions, Claims, Leases, Control, Steps, Streams, Watches, Budgets,
+    Executions, Grants, Claims, Leases, Control, Steps, Streams, Watches, Budgets,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Reads, Lanes, Workers, Schedules, Events, Timers, Audits, Service,
-    Admission, Quotas, Grants, Edges, LimitLookups,
+    Admission, Quotas, Edges, LimitLookups,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

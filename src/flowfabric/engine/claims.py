@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,13 +14,15 @@ import asyncpg
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.checks import check_duration, check_int, check_list
+from flowfabric.engine.checks import check_duration, check_filled, check_int, check_list
 from flowfabric.engine.workers import heartbeat_of, own, serving_columns, serving_of
 from flowfabric.errors import InvalidInput
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.checks import check_lane, check_text, check_worker, moment, worker_capabilities
+from flowfabric.values.lease import HandleKind
 from flowfabric.values.worker import Heartbeat, Kinds, OwnWorker
 
+log = logging.getLogger("flowfabric.engine")
 LEASE_TTL = timedelta(seconds=30)
 _POLL = 1.0  # seconds between polls of a waiting claim, also without a wake-up
 
@@ -35,10 +38,14 @@ class Claims(Operations):
         worker_instance_id: str,
         capabilities: Collection[str] = (),
         kinds: Kinds | None = None,
+        namespace: str | None = None,
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
     ) -> Claimed | None:
-        """Take the best execution this worker can run; None if there is none, or none within `max_wait`."""
+        """Take the best execution this worker can run; None if there is none, or none within `max_wait`.
+
+        `namespace`: only of this namespace, which is not the default one; None: of all of them.
+        """
         found = await self.claim_many(
             lane_id,
             limit=1,
@@ -46,6 +53,7 @@ class Claims(Operations):
             worker_instance_id=worker_instance_id,
             capabilities=capabilities,
             kinds=kinds,
+            namespace=namespace,
             lease_ttl=lease_ttl,
             max_wait=max_wait,
         )
@@ -60,6 +68,7 @@ class Claims(Operations):
         worker_instance_id: str,
         capabilities: Collection[str] = (),
         kinds: Kinds | None = None,
+        namespace: str | None = None,
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
         asleep: datetime | None = None,
@@ -70,7 +79,8 @@ class Claims(Operations):
         serve executions without a version; None serves every kind in every version. Executions that changed code
         stopped are given at once only to a caller that says its code.
 
-        `asleep` is what `sleep_for_work` returned: the announcement ends with a claim that finds work.
+        `namespace` limits them to one, which is not the default one. `asleep` is what `sleep_for_work` returned: the
+        announcement ends with a claim that finds work.
         """
         return await self._claim(
             statements.CLAIM,
@@ -81,6 +91,7 @@ class Claims(Operations):
             worker_instance_id=worker_instance_id,
             capabilities=capabilities,
             kinds=kinds,
+            namespace=namespace,
             lease_ttl=lease_ttl,
             max_wait=max_wait,
             asleep=asleep,
@@ -95,11 +106,12 @@ class Claims(Operations):
         worker_instance_id: str,
         capabilities: Collection[str] = (),
         kinds: Kinds | None = None,
+        namespace: str | None = None,
         lease_ttl: timedelta = LEASE_TTL,
         max_wait: timedelta | None = None,
         asleep: datetime | None = None,
     ) -> list[Claimed]:
-        """Take up to `limit` executions of several lanes in one call; `asleep` as in `claim_many`.
+        """Take up to `limit` executions of several lanes in one call; `namespace` and `asleep` as in `claim_many`.
 
         Takes up to its share from each lane first, then fills up to `limit` from the lanes in the order given.
         """
@@ -115,6 +127,7 @@ class Claims(Operations):
             worker_instance_id=worker_instance_id,
             capabilities=capabilities,
             kinds=kinds,
+            namespace=namespace,
             lease_ttl=lease_ttl,
             max_wait=max_wait,
             asleep=asleep,
@@ -131,6 +144,7 @@ class Claims(Operations):
         worker_instance_id: str,
         capabilities: Collection[str],
         kinds: Kinds | None,
+        namespace: str | None,
         lease_ttl: timedelta,
         max_wait: timedelta | None,
         asleep: datetime | None,
@@ -149,19 +163,24 @@ class Claims(Operations):
         if max_wait is not None:
             check_duration(max_wait, "max_wait", least_ms=0)
         announced = None if asleep is None else moment(asleep, "asleep")
-        code: tuple[int | None, bool] = (None, False)
+        only = check_namespace(namespace)
+        code: tuple[int | None, bool, str | None] = (None, False, only)
         if serving is not None:
-            code = (await self._service(serving, capabilities), serving.is_versioned)
+            code = (await self._service(serving, capabilities), serving.is_versioned, only)
         found = await self._fetch(statement, *args, self._instance, announced, *code, repeatable=True)
         if not found and max_wait:
             found = await self._claim_within(statement, args, code, lanes, limit, kinds, capabilities, max_wait)
-        return [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
+        claimed = [rows.claimed(row, lease_ttl, worker_instance_id) for row in found]
+        for one in claimed:
+            if one.reclaim_count:
+                warn_of_reclaims(one)
+        return claimed
 
     async def _claim_within(
         self,
         sql: str,
         args: tuple[Any, ...],
-        code: tuple[int | None, bool],
+        code: tuple[int | None, bool, str | None],
         lanes: list[str],
         limit: int,
         kinds: Kinds | None,
@@ -188,6 +207,7 @@ class Claims(Operations):
                     slots=limit,
                     kinds=kinds,
                     capabilities=capabilities,
+                    namespace=code[2],
                     before=asleep,
                 )
                 woken.clear()
@@ -222,13 +242,14 @@ class Claims(Operations):
         slots: int = 1,
         kinds: Kinds | None = None,
         capabilities: Collection[str] = (),
+        namespace: str | None = None,
         before: datetime | None = None,
     ) -> datetime:
         """Announce that this process waits for work, so that a submission wakes it. Poll once more afterwards.
 
         Returns until when it is announced. `before` is what the previous announcement returned; this one replaces it.
         """
-        args = await self._sleep(lanes, at_most, slots, kinds, capabilities, before)
+        args = await self._sleep(lanes, at_most, slots, kinds, capabilities, namespace, before)
         row = await self._row(statements.SLEEP_FOR_WORK, *args, repeatable=True)
         until: datetime = row["until"]
         return until
@@ -242,11 +263,12 @@ class Claims(Operations):
         slots: int = 1,
         kinds: Kinds | None = None,
         capabilities: Collection[str] = (),
+        namespace: str | None = None,
         before: datetime | None = None,
     ) -> tuple[datetime, Heartbeat | None]:
         """Do the same, and say that a worker of this process is still there, as `heartbeat_own` does, in one call."""
         identity = own(worker)
-        args = await self._sleep(lanes, at_most, slots, kinds, capabilities, before)
+        args = await self._sleep(lanes, at_most, slots, kinds, capabilities, namespace, before)
         row = await self._row(statements.SLEEP_AND_HEARTBEAT, *args, *identity, repeatable=True)
         return row["until"], heartbeat_of(row)
 
@@ -257,6 +279,7 @@ class Claims(Operations):
         slots: int,
         kinds: Kinds | None,
         capabilities: Collection[str],
+        namespace: str | None,
         before: datetime | None,
     ) -> tuple[Any, ...]:
         """The arguments of an announcement. The worker's service is registered first, once."""
@@ -264,7 +287,8 @@ class Claims(Operations):
         slots = check_int(slots, "slots", 1, 100_000)
         span = check_duration(at_most, "at_most")
         replaced = None if before is None else moment(before, "before")
-        return self._instance, served, await self._service(kinds, capabilities), slots, span, replaced
+        only = check_namespace(namespace)
+        return self._instance, served, await self._service(kinds, capabilities), slots, span, replaced, only
 
     async def _service(self, kinds: Kinds | None, capabilities: Collection[str]) -> int:
         """The number of what a worker serves; the first call registers it."""
@@ -278,6 +302,20 @@ class Claims(Operations):
             )
             self._services[key] = row["service"]
         return self._services[key]
+
+
+def check_namespace(value: str | None) -> str | None:
+    """Check the namespace that a claim is limited to. Without one it takes from all of them."""
+    return None if value is None else check_filled(value, "namespace")
+
+
+def warn_of_reclaims(claimed: Claimed) -> None:
+    """Warn at each hundredth time that an execution was taken over from a lost lease."""
+    if claimed.handle.kind is HandleKind.RECLAIMED and claimed.reclaim_count % 100 == 0:
+        log.warning(
+            "execution %s (%s) was taken over for the %dth time: its handler may kill its worker, or block it",
+            claimed.execution_id, claimed.execution_kind, claimed.reclaim_count,
+        )  # fmt: skip
 
 
 def _as_array(kinds: Collection[Any]) -> str:

@@ -4,33 +4,107 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, overload
 from uuid import UUID
 
 import asyncpg
 
 from flowfabric._postgres import rows, statements
-from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import MAX_GRANT_TTL, check_duration, check_int
+from flowfabric.engine.claims import Claims, check_namespace, warn_of_reclaims
+from flowfabric.engine.workers import serving_columns
 from flowfabric.errors import Contention, InvalidInput, Unavailable
 from flowfabric.values.attempt import Claimed
-from flowfabric.values.checks import check_lane, check_text, check_worker, instant, worker_capabilities
+from flowfabric.values.checks import capability_hash, check_lane, check_text, check_worker, instant, worker_capabilities
 from flowfabric.values.grant import (
     ClaimGrant,
+    Granted,
     GrantNotFound,
     NotReclaimable,
+    NoWork,
     ReclaimCapExceeded,
     ReclaimGrant,
+    ReclaimGranted,
     ResumeGrant,
 )
 from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid
 from flowfabric.values.policy_json import policy_to_json
 from flowfabric.values.words import GrantCheck
+from flowfabric.values.worker import Kinds
+
+MAX_GRANTS = 64
 
 
-class Grants(Operations):
-    """issue_claim_grant, claim_execution, claim_resumed_execution, issue_reclaim_grant, reclaim_execution, ..."""
+class Grants(Claims):
+    """claim_for_worker, issue_claim_grant, claim_execution, claim_resumed_execution, issue_reclaim_grant, ..."""
+
+    @overload
+    async def claim_for_worker(
+        self,
+        lane_id: str = ...,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str] = ...,
+        kinds: Kinds | None = ...,
+        namespace: str | None = ...,
+        grant_ttl: timedelta = ...,
+        max_grants: None = ...,
+    ) -> Granted | ReclaimGranted | NoWork: ...
+
+    @overload
+    async def claim_for_worker(
+        self,
+        lane_id: str = ...,
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str] = ...,
+        kinds: Kinds | None = ...,
+        namespace: str | None = ...,
+        grant_ttl: timedelta = ...,
+        max_grants: int,
+    ) -> list[Granted | ReclaimGranted]: ...
+
+    async def claim_for_worker(
+        self,
+        lane_id: str = "default",
+        *,
+        worker_id: str,
+        worker_instance_id: str,
+        capabilities: Collection[str] = (),
+        kinds: Kinds | None = None,
+        namespace: str | None = None,
+        grant_ttl: timedelta = timedelta(seconds=5),
+        max_grants: int | None = None,
+    ) -> Granted | ReclaimGranted | NoWork | list[Granted | ReclaimGranted]:
+        """Reserve the best execution a worker can run: `claim` for callers that pass a grant on, such as a server.
+
+        `Granted` is consumed with `claim_execution`, or `claim_resumed_execution` if its grant is a `ResumeGrant`;
+        `ReclaimGranted` with `reclaim_execution`. With `max_grants` (1 to 64) it returns a list, best first, empty
+        without work. `namespace` limits it to one, which is not the default one. Without a signing key: `Unavailable`.
+        """
+        lane = check_lane(lane_id)
+        names, _, _ = serving_columns(kinds)
+        has = list(worker_capabilities(capabilities))
+        most = 1 if max_grants is None else check_int(max_grants, "max_grants", 1, MAX_GRANTS)
+        args = (
+            check_worker(worker_id),
+            check_worker(worker_instance_id, "worker_instance_id"),
+            check_duration(grant_ttl, "grant_ttl", most=MAX_GRANT_TTL),
+        )
+        only = check_namespace(namespace)
+        service = None if kinds is None else await self._service(kinds, capabilities)
+        found = await self._fetch(
+            statements.CLAIM_FOR_WORKER, lane, names, has, *args, most, service, only, capability_hash(has)
+        )
+        if found and found[0]["code"] == "unavailable":
+            raise Unavailable("claim_for_worker", "no signing key is installed")
+        outcomes = [_granted(row, lane) for row in found]
+        if max_grants is not None:
+            return outcomes
+        return outcomes[0] if outcomes else NoWork()
 
     async def issue_claim_grant(
         self,
@@ -274,7 +348,9 @@ class Grants(Operations):
         )
         match row["code"]:
             case "ok":
-                return rows.claimed(tuple(row)[2:], lease_ttl, worker_instance_id)
+                claimed = rows.claimed(tuple(row)[2:], lease_ttl, worker_instance_id)
+                warn_of_reclaims(claimed)
+                return claimed
             case "not_reclaimable":
                 return NotReclaimable(target, row["detail"])
             case "reclaim_cap_exceeded":
@@ -283,6 +359,15 @@ class Grants(Operations):
                 return GrantNotFound(target)
             case _:
                 raise raised(_verdict(row), target)
+
+
+def _granted(row: asyncpg.Record, lane: str) -> Granted | ReclaimGranted:
+    target, key, until = ExecutionId(row["id"]), row["grant_key"], row["expires_at"]
+    if row["kind"] == "reclaim":
+        return ReclaimGranted(ReclaimGrant(execution_id=target, grant_key=key, expires_at=until, lane_id=lane))
+    if row["is_resumed"]:
+        return Granted(ResumeGrant(execution_id=target, grant_key=key, expires_at=until, lane_id=lane))
+    return Granted(ClaimGrant(execution_id=target, grant_key=key, expires_at=until))
 
 
 def _verdict(row: asyncpg.Record) -> Any:

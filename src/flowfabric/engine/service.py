@@ -53,20 +53,20 @@ _PRESENT = [
     "heartbeat_worker",
     "mark_worker_dead",
     "list_workers",
+    "claim_for_worker",
+    "budget_admin",
+    "quota_admin",
+    "release_admission",
+    "read_quota_policy_limits",
+    "read_budget_usage_and_limits",
     "stream_durable_summary",
     "stream_best_effort_live",
-    "budget_admin",
-    "read_budget_usage_and_limits",
 ]
 _LATER = [
-    "quota_admin",
-    "claim_for_worker",
     "subscribe_lease_history",
     "subscribe_completion",
     "subscribe_signal_delivery",
     "subscribe_instance_tags",
-    "release_admission",
-    "read_quota_policy_limits",
 ]
 
 

@@ -26,6 +26,7 @@ from flowfabric.values.worker import (
     Refreshed,
     Registered,
     Serving,
+    UncoveredRoute,
     Unserved,
     WorkerEvent,
     WorkerRecord,
@@ -37,7 +38,7 @@ _MOST_WORKERS = 10_000
 
 class Workers(Operations):
     """register_worker, heartbeat_worker, leave_registry, mark_worker_dead, list_workers, list_worker_events,
-    find_unserved, list_versions.
+    find_unserved, list_uncovered, list_versions, judge_routes.
 
     The registry says who is there. It is no gate: a worker that is not registered may claim, and a worker that is
     marked dead keeps its leases.
@@ -211,6 +212,24 @@ class Workers(Operations):
         """
         found = await self._fetch(statements.LIST_VERSIONS, repeatable=True)
         return [rows.live_version(row) for row in found]
+
+    async def list_uncovered(self, *, limit: int = 1000) -> list[UncoveredRoute]:
+        """Return the routes with waiting executions that no live worker covers, by lane and kind.
+
+        Their executions are shown as blocked by their route, and are claimable by any worker that can run them.
+        """
+        size = check_limit(limit, 10_000)
+        if size == 0:
+            return []
+        return [rows.uncovered(row) for row in await self._fetch(statements.LIST_UNCOVERED, size, repeatable=True)]
+
+    async def judge_routes(self) -> int:
+        """Look which routes with waiting executions no live worker covers; returns how many verdicts changed.
+
+        The duty `unblock` calls it, beside the claims that find nothing and the workers that come and go.
+        """
+        row = await self._row(statements.JUDGE_ALL)
+        return int(row["changed"])
 
     async def sweep_workers(self, *, limit: int = 1000) -> int:
         """Remove workers whose time to live has passed; returns how many."""

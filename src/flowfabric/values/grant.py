@@ -26,6 +26,22 @@ class ReclaimGrant(ClaimGrant, frozen=True, kw_only=True):
     lane_id: str
 
 
+class Granted(Struct, frozen=True):
+    """An execution is reserved: the worker consumes the grant; a `ResumeGrant` continues an interrupted attempt."""
+
+    grant: ClaimGrant
+
+
+class ReclaimGranted(Struct, frozen=True):
+    """An execution whose lease was lost is reserved: the worker takes it over with the grant."""
+
+    grant: ReclaimGrant
+
+
+class NoWork(Struct, frozen=True):
+    """Nothing that this worker can run is claimable now: ask again after a poll interval."""
+
+
 class NotReclaimable(Struct, frozen=True):
     execution_id: ExecutionId
     detail: str

@@ -162,6 +162,21 @@ class Unserved(Struct, frozen=True, kw_only=True):
     is_stopped: bool = False
 
 
+class UncoveredRoute(Struct, frozen=True, kw_only=True):
+    """A route with waiting executions that no live worker covers: one that serves the lane, the task and all of this.
+
+    Workers of the namespaces in `served` cover those of their own. `waiting` counts the others, up to 10,000.
+    """
+
+    lane_id: str
+    kind: str
+    capabilities: tuple[str, ...]
+    version: int | None
+    served: tuple[str, ...]
+    since: datetime
+    waiting: int
+
+
 class LiveVersion(Struct, frozen=True, kw_only=True):
     """A version in which executions began that have not ended: how many, and how many live workers serve it.
 
@@ -179,6 +194,11 @@ class LiveVersion(Struct, frozen=True, kw_only=True):
 Heartbeat: TypeAlias = Refreshed | NotRegistered
 
 
+def needing(capabilities: Collection[str]) -> str:
+    """What a worker must be able to do, as the end of a sentence; empty if nothing is required."""
+    return f" with {', '.join(capabilities)}" if capabilities else ""
+
+
 def why_unserved(found: Unserved, *, in_show: bool = False) -> str:
     """Say in one line why nothing happens, and what to do about it. `in_show`: beside what changed."""
     if found.lane_state in (LaneState.PAUSED, LaneState.DISABLED):
@@ -191,7 +211,7 @@ def why_unserved(found: Unserved, *, in_show: bool = False) -> str:
             f"changed code stopped {kind} in lane {found.lane_id}, and no live worker has other code;"
             " `flowfabric show ID` says what changed, and how to write code that fits"
         )
-    needs = f" with {', '.join(found.capabilities)}" if found.capabilities else ""
+    needs = needing(found.capabilities)
     alive = "no worker is alive" if not found.live_workers else f"{found.live_workers} alive, see `flowfabric workers`"
     return (
         f"no live worker serves {kind} in lane {found.lane_id}{needs} ({alive});"

@@ -14,9 +14,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from flowfabric._waiting import first_of
-from flowfabric.errors import FlowFabricError, InvalidInput
+from flowfabric.errors import Contention, FlowFabricError, InvalidInput, WorkerAtCapacity
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.checks import check_lane
+from flowfabric.values.grant import ClaimGrant, GrantNotFound, ReclaimGrant, ResumeGrant
+from flowfabric.values.ids import ExecutionId, mint_uuid
 
 if TYPE_CHECKING:
     from flowfabric.worker.worker import Worker
@@ -45,6 +47,60 @@ class Claims:
         self._shares = Shares(worker.lanes)
         self._kinds = worker.serving
         self.idle_since: float | None = None
+        self._reserved = 0  # slots of grants that are being consumed
+
+    async def consume(self, grant: ClaimGrant) -> ExecutionId:
+        """Claim the execution of a grant and start its handler. Without a free slot the grant is not touched."""
+        worker = self._worker
+        if self.free_slots <= 0:
+            raise WorkerAtCapacity(worker.concurrency, execution_id=grant.execution_id)
+        asked = time.monotonic()
+        self._reserved += 1
+        try:
+            claimed = await self._claim_granted(grant)
+            if claimed.execution_kind not in worker.tasks:
+                await worker.engine.release(claimed.handle)
+                raise InvalidInput(
+                    f"is for {claimed.execution_kind}, which this worker does not run",
+                    field="grant",
+                    allowed=f"a grant for one of {', '.join(sorted(worker.tasks))}",
+                )
+        finally:
+            self._reserved -= 1
+            worker.slot_free.set()
+        self._begin([claimed], asked)
+        return claimed.execution_id
+
+    async def _claim_granted(self, grant: ClaimGrant) -> Claimed:
+        worker = self._worker
+        given: dict[str, Any] = {
+            "worker_id": worker.worker_id,
+            "worker_instance_id": worker.instance_id,
+            "lease_ttl": worker.lease_ttl,
+            "lease_id": mint_uuid(),
+            "grant_key": grant.grant_key,
+        }
+        target = grant.execution_id
+        if isinstance(grant, ReclaimGrant):
+            taken = await worker.engine.reclaim_execution(target, attempt_id=mint_uuid(), **given)
+            if isinstance(taken, Claimed):
+                return taken
+            kind = "invalid_claim_grant" if isinstance(taken, GrantNotFound) else "execution_not_leaseable"
+            raise Contention(kind, "another worker was faster, or the grant expired", execution_id=target)
+        if not isinstance(grant, ResumeGrant):
+            try:
+                return await worker.engine.claim_execution(target, attempt_id=mint_uuid(), **given)
+            except Contention as error:
+                if error.kind != "use_claim_resumed_execution":
+                    raise
+        return await worker.engine.claim_resumed_execution(target, **given)
+
+    def _begin(self, claimed: list[Claimed], asked: float) -> None:
+        worker = self._worker
+        had_leases = bool(worker.handlers.held)
+        worker.handlers.begin(claimed, asked)
+        if not had_leases:
+            worker.second_thread.leases_begin()
 
     async def claim(self, limit: int) -> list[Claimed]:
         """Claim up to this many executions."""
@@ -57,6 +113,7 @@ class Claims:
                 worker_instance_id=worker.instance_id,
                 capabilities=worker.capabilities,
                 kinds=self._kinds,
+                namespace=worker.namespace,
                 lease_ttl=worker.lease_ttl,
                 asleep=self._asleep,
             )
@@ -67,6 +124,7 @@ class Claims:
             worker_instance_id=worker.instance_id,
             capabilities=worker.capabilities,
             kinds=self._kinds,
+            namespace=worker.namespace,
             lease_ttl=worker.lease_ttl,
             asleep=self._asleep,
         )
@@ -77,7 +135,7 @@ class Claims:
         worker = self._worker
         if worker.reports.pending >= max(1000, 2 * worker.concurrency):
             return 0
-        return worker.concurrency - len(worker.handlers.running)
+        return worker.concurrency - len(worker.handlers.running) - self._reserved
 
     async def run(self) -> None:
         """Claim as many as fit, repeatedly; without work, sleep until a submission or the next poll."""
@@ -123,10 +181,7 @@ class Claims:
         if claimed:
             self.idle_since = None
             self._asleep, self._announced_until = None, 0.0  # the claim ended the announcement
-            had_leases = bool(worker.handlers.held)
-            worker.handlers.begin(claimed, asked)
-            if not had_leases:
-                worker.second_thread.leases_begin()
+            self._begin(claimed, asked)
             if len(claimed) <= _FEW:
                 await asyncio.sleep(0)  # they start before the next claim
             if is_told and self._has_slept and len(claimed) < limit and (free := self.free_slots) > 0:
@@ -162,6 +217,7 @@ class Claims:
         span = max(worker.poll, _LONG_SLEEP) if sleeps_on else worker.poll
         lanes, at_most = list(worker.lanes), timedelta(seconds=span + _OVERLAP)
         serves: dict[str, Any] = {"slots": slots, "kinds": self._kinds, "capabilities": worker.capabilities}
+        serves["namespace"] = worker.namespace
         if (own := worker.registration.due()) is None:
             self._asleep = await worker.engine.sleep_for_work(lanes, at_most, before=self._asleep, **serves)
         else:

@@ -53,6 +53,7 @@ class Registration:
             lanes=list(worker.lanes),
             kinds=worker.serving,
             capabilities=worker.capabilities,
+            namespace=worker.namespace or "",
             liveness_ttl=self.ttl,
             slots=worker.concurrency,
             package_version=flowfabric.__version__,
@@ -61,7 +62,9 @@ class Registration:
             exclusive=True,
         )
         self._beaten_at, self._is_forgotten = asked, False
-        self._own = OwnWorker(worker_instance_id=worker.instance_id, process=engine.instance)
+        self._own = OwnWorker(
+            worker_instance_id=worker.instance_id, process=engine.instance, namespace=worker.namespace or ""
+        )
 
     def due(self) -> OwnWorker | None:
         """Return in whose name a call of the worker should carry a heartbeat; None if none is due."""
@@ -109,7 +112,9 @@ class Registration:
         self._own = None
         try:
             async with asyncio.timeout(_LAST_CALL):
-                await engine.leave_registry(self._worker.instance_id, reason="stopped")
+                await engine.leave_registry(
+                    self._worker.instance_id, namespace=self._worker.namespace or "", reason="stopped"
+                )
         except (FlowFabricError, TimeoutError) as error:
             if not engine.outage.covers(error):
                 log.warning("the worker could not leave the registry: %s", error)

@@ -24,11 +24,13 @@ from flowfabric.app.task import Task
 from flowfabric.client.client import AsyncClient
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.engine import Engine
+from flowfabric.engine.claims import check_namespace
 from flowfabric.engine.service import embedded_place
 from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.values.checks import check_worker, worker_capabilities
 from flowfabric.values.durations import Duration, counted, duration
-from flowfabric.values.ids import mint_uuid
+from flowfabric.values.grant import ClaimGrant, Granted, ReclaimGranted
+from flowfabric.values.ids import ExecutionId, mint_uuid
 from flowfabric.values.options import named_arguments
 from flowfabric.values.worker import Serves, Serving
 from flowfabric.worker import main, told
@@ -59,7 +61,8 @@ class Worker:
     app's tasks and schedules name. `concurrency` is how many handlers run at the same time. `ack="each"` reports every
     execution in its own call instead of in batches. `grace` is how long running handlers may continue after `stop`.
     `worker_id` names the pool in the history, `instance_id` this worker; two live workers cannot have the same, so by
-    default it is made up. `duties=False` leaves timers and schedules to other processes; at least one must run them.
+    default it is made up. With a `namespace` it runs only executions of that one. `duties=False` leaves timers and
+    schedules to other processes; at least one must run them.
     """
 
     # The test kit replaces these
@@ -85,6 +88,7 @@ class Worker:
         concurrency: int = 100,
         capabilities: Collection[str] = (),
         tasks: Collection[str] | None = None,
+        namespace: str | None = None,
         worker_id: str | None = None,
         instance_id: str | None = None,
         lease_ttl: Duration = timedelta(seconds=30),
@@ -106,6 +110,7 @@ class Worker:
         self.lanes = lane_weights(app.lanes if lanes is None else lanes)
         self.concurrency = _at_least_one(concurrency, "concurrency")
         self.capabilities = tuple(worker_capabilities(capabilities))
+        self.namespace = check_namespace(namespace)
         self.worker_id = check_worker(worker_id or f"{app.name}@{socket.gethostname()}"[:200])
         made = f"{self.worker_id}/{os.getpid()}/{mint_uuid().hex[-12:]}"
         self.instance_id = check_worker(instance_id or made, "instance_id")
@@ -250,6 +255,20 @@ class Worker:
                 await self.reports.flushed()
                 return
             await asyncio.sleep(0.01)
+
+    async def claim_from_grant(self, grant: ClaimGrant | Granted | ReclaimGranted) -> ExecutionId:
+        """Consume a grant that a scheduler gave this worker, and run its handler; returns once it starts.
+
+        `WorkerAtCapacity` without a free slot: the grant is not touched, and good until it expires. `Contention` if the
+        grant is no longer good. The scheduler asked with `engine.claim_for_worker` and this worker's `worker_id`.
+        """
+        if isinstance(grant, Granted | ReclaimGranted):
+            grant = grant.grant
+        if not isinstance(grant, ClaimGrant):
+            raise InvalidInput(f"got {type(grant).__name__}", field="grant", allowed="what claim_for_worker returned")
+        if self._life is None or self.stopping.is_set():
+            raise Unavailable("claim_from_grant", "the worker has not started, or stops")
+        return await self._claims.consume(grant)
 
     def main(self) -> None:
         """Run in this process until SIGTERM or SIGINT; a second signal exits immediately. For programs and the CLI."""

@@ -209,6 +209,8 @@ CASES = [
         execution_ids=by_field([[value] for value in IDS], "execution_id"),
     ),
     Case("list_versions", lambda world: {}),
+    Case("judge_routes", lambda world: {}),
+    Case("list_uncovered", lambda world: {}, limit=by_field(INTS)),
     Case("sweep_workers", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
     Case("trim_worker_events", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
     # schedules

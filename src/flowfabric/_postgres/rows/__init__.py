@@ -34,7 +34,7 @@ from flowfabric._postgres.rows.waits import (
     wait,
     wait_result,
 )
-from flowfabric._postgres.rows.workers import leader, live_version, unserved, worker, worker_event
+from flowfabric._postgres.rows.workers import leader, live_version, uncovered, unserved, worker, worker_event
 
 __all__ = [
     "FOR_ALL",
@@ -81,6 +81,7 @@ __all__ = [
     "suspended_execution",
     "suspension",
     "suspension_details",
+    "uncovered",
     "unserved",
     "usage_answer",
     "wait",

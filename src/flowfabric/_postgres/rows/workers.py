@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from flowfabric._postgres.rows.values import Row, one_of, readable
 from flowfabric.values.lane import LaneState
-from flowfabric.values.worker import Leader, LiveVersion, Unserved, WorkerEvent, WorkerRecord
+from flowfabric.values.worker import Leader, LiveVersion, UncoveredRoute, Unserved, WorkerEvent, WorkerRecord
 
 
 @readable
@@ -71,6 +71,19 @@ def unserved(row: Row) -> Unserved:
         live_workers=row["workers"],
         version=row["version"],
         is_stopped=row["is_stopped"],
+    )
+
+
+@readable
+def uncovered(row: Row) -> UncoveredRoute:
+    return UncoveredRoute(
+        lane_id=row["lane"],
+        kind=row["kind"],
+        capabilities=tuple(row["capabilities"]),
+        version=row["version"],
+        served=tuple(row["served"]),
+        since=row["since"],
+        waiting=row["waiting"],
     )
 
 

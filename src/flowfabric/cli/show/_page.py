@@ -15,6 +15,7 @@ from flowfabric.cli.show._timeline import timeline
 from flowfabric.values.durations import counted
 from flowfabric.values.history import how_to_fit
 from flowfabric.values.step import BRANCHED
+from flowfabric.values.vector import BlockingReason
 from flowfabric.values.worker import why_unserved
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ def page(seen: Seen) -> None:
         )
 
 
+_OF_LANE_OR_FLEET = (BlockingReason.PAUSED_BY_POLICY, BlockingReason.WAITING_FOR_CAPABLE_WORKER)
 _WAITS_FOR = "waits for "  # what the database says of an execution that waits for others or for signals
 
 
@@ -109,6 +111,8 @@ def _show_facts(seen: Seen) -> None:
     if held is not None:
         reason = None  # said by the lines below
     awaited = membership and _upstreams(membership)
+    if seen.unserved is not None and found.blocking_reason in _OF_LANE_OR_FLEET and not found.stops:
+        reason = None  # told below, with what to do about it
     if reason is not None and reason.startswith(_WAITS_FOR):
         awaited, reason = reason.removeprefix(_WAITS_FOR), None
     percent = None if found.progress_pct is None else f"{found.progress_pct} %"

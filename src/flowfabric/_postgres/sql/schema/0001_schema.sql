@@ -78,6 +78,8 @@ create table flowfabric.route (
     digest       text not null           -- of capabilities, limited, version and not_for, for the unique index
 );
 create unique index route_is_unique on flowfabric.route (lane, kind, digest);
+-- Those that not every worker of the lane covers; see workers/judge_routes.sql.
+create index route_required on flowfabric.route (lane, id) where (capabilities <> '{}' or version is not null) and not_for is null;
 
 -- Executions ----------------------------------------------------------------------------------------------------------
 
@@ -312,10 +314,12 @@ create table flowfabric.ready (
     granted_until timestamptz,        -- hidden from claims while a grant lives
     deadline_at   timestamptz,
     available_at  timestamptz,        -- of a lost lease: it may be reclaimed from then on
-    limits        bigint              -- its limit set; null: no limits
+    limits        bigint,             -- its limit set; null: no limits
+    namespace     text collate "C"    -- null: the default namespace
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 create unique index ready_order on flowfabric.ready (route, rank, created_at, id);
 create index ready_lost on flowfabric.ready (available_at) where available_at is not null;
+create index ready_of_namespace on flowfabric.ready (namespace, route, rank, created_at, id) where namespace is not null;
 
 -- The floors of routes: below the lowest of its positions, and without one, a route has no ready row. A hint that keeps
 -- claims away from routes without work, and from dead index entries while an old snapshot keeps them alive. See
@@ -1031,7 +1035,8 @@ create unlogged table flowfabric.sleeper (
     instance uuid not null,
     service  integer,                   -- of workers
     slots    integer,                   -- of workers: how many executions it can take
-    wakes_at timestamptz                -- of timers: when this process polls again anyway
+    wakes_at timestamptz,               -- of timers: when this process polls again anyway
+    namespace text collate "C"          -- of workers: the only one it serves; null: all
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index sleeper_by_end on flowfabric.sleeper (lane, until);
 
@@ -1062,6 +1067,14 @@ create table flowfabric.registration (
     heartbeat_at       timestamptz not null,
     primary key (namespace, worker_instance_id)
 ) with (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
+
+-- The routes with a requirement that no live worker covers, as far as it was noticed: a hint for people, which changes
+-- what readers see of waiting executions and nothing else. See workers/judge_routes.sql.
+create table flowfabric.uncovered (
+    route  integer primary key,
+    served text[] collate "C" not null,   -- the namespaces whose own workers cover it, sorted: not theirs
+    since  timestamptz not null
+);
 
 -- What happened to workers. They have no execution, so that the event log is not theirs.
 create table flowfabric.worker_event (
@@ -1174,10 +1187,15 @@ create type flowfabric.violation as (rule text, partition integer, id uuid, deta
 
 -- Views ---------------------------------------------------------------------------------------------------------------
 
--- An execution as readers see it: everything except payload and result, with the columns of its route.
+-- An execution as readers see it: everything except payload and result, with the columns of its route. One that waits for
+-- a worker in a lane that hands out no work, or on a route that no live worker covers, is shown as blocked for that reason;
+-- no row is rewritten when a lane is paused or a worker leaves. One that is granted is as good as claimed.
 create view flowfabric.execution_view as
 select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.idempotency_key, e.payload_encoding,
-       e.policy, coalesce(l.budget_ids, '{}') as budget_ids, coalesce(l.quota_ids, '{}') as quota_policy_ids, e.state, e.blocking_reason, e.blocking_detail, e.pending,
+       e.policy, coalesce(s.budget_ids, '{}') as budget_ids, coalesce(s.quota_ids, '{}') as quota_policy_ids,
+       case when h.reason is null then e.state else 'waiting' end as state,
+       coalesce(h.reason, e.blocking_reason) as blocking_reason, coalesce(h.detail, e.blocking_detail) as blocking_detail,
+       e.pending,
        e.resume_pending, e.lease_lost, e.priority, e.tags, e.attempts, e.retries, e.replays, e.reclaims, e.epoch,
        e.delay_until, e.deadline_at, e.attempt_timeout_at, e.attempt_timeout_left, e.attempt_index, e.attempt_id,
        coalesce(e.attempt_type, case when e.attempts > 0 then 'initial' end) as attempt_type, e.lease_id, w.worker_id,
@@ -1187,7 +1205,7 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        coalesce(e.attempt_resumed_at, e.attempt_started_at) as lease_acquired_at, e.lease_expires_at,
        coalesce(e.lease_renewed_at, e.attempt_resumed_at, e.attempt_started_at) as lease_renewed_at, e.lease_lost_at, e.lease_revoke_reason, e.result is not null as has_result,
        e.result_encoding, e.failure_reason, e.failure_category, e.cancellation_reason, e.cancelled_by,
-       e.capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at,
+       greatest(e.capability_mismatch_at, h.since) as capability_mismatch_at, e.progress_pct, e.progress_message, e.progress_updated_at,
        coalesce(e.started_at, e.attempt_started_at) as started_at,
        e.completed_at, e.transitioned_at,
        greatest(e.transitioned_at, e.mutated_at, e.lease_renewed_at, e.progress_updated_at) as mutated_at,
@@ -1199,7 +1217,25 @@ select e.partition, e.id, e.created_at, e.namespace, e.creator, e.flow_id, e.ide
        (select s.waitpoint_ids[1] from flowfabric.suspension s
         where s.partition = e.partition and s.id = e.id and s.closed_at is null) as current_waitpoint_id
 from flowfabric.execution e join flowfabric.route r on r.id = e.route left join flowfabric.worker w on w.id = e.worker
-left join lateral (select x.budget_ids, x.quota_ids from flowfabric.limit_set x where x.digest = e.limits limit 1) l on true;
+left join lateral (select x.budget_ids, x.quota_ids from flowfabric.limit_set x where x.digest = e.limits limit 1) s on true
+left join lateral (
+    select w.reason,
+           case when w.reason = 'paused_by_policy'
+                then 'lane ' || r.lane || ' is ' || (select l.state from flowfabric.lane l where l.name = r.lane)
+                else concat('no live worker serves ',
+                            'version ' || (select q.version from flowfabric.route q where q.id = e.pinned) || ' of ', r.kind,
+                            ' in lane ', r.lane, ' with ' || nullif(array_to_string(r.capabilities, ','), '')) end as detail,
+           case when w.reason <> 'paused_by_policy' then (
+               select u.since from flowfabric.uncovered u where u.route = coalesce(e.stop_route, e.pinned, e.route)) end as since
+    from (select case
+              when (select l.state from flowfabric.lane l where l.name = r.lane) in ('paused', 'disabled') then 'paused_by_policy'
+              when exists (select from flowfabric.uncovered u
+                           where u.route = coalesce(e.stop_route, e.pinned, e.route) and e.namespace <> all (u.served))
+                  then 'waiting_for_capable_worker' end as reason
+          where e.state in ('waiting', 'resumable') and e.blocking_reason = 'waiting_for_worker' offset 0) w
+    where w.reason is not null
+      and not exists (select from flowfabric.claim_grant g where g.partition = e.partition and g.id = e.id
+                      and g.expires_at > (select clock_timestamp() + c.shift from flowfabric.clock c))) h on true;
 
 -- A budget as readers see it: its definition and its newest running numbers.
 create view flowfabric.budget_view as

@@ -79,6 +79,7 @@ begin
     union all select * from flowfabric.audit_budget_ledger(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_budget_rows(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_registration_facts(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_verdict_facts(v_low, v_high, v_from, v_to, v_now)
     union all select * from flowfabric.audit_grant_state(v_low, v_high, v_from, v_to, v_now)
     union all select * from flowfabric.audit_grant_hides(v_low, v_high, v_from, v_to, v_now);
 

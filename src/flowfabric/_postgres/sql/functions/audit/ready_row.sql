@@ -10,6 +10,7 @@ language sql stable as $$
                   where r.partition = e.partition and r.id = e.id and r.route = flowfabric.ready_route(e)
                     and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at
                     and r.deadline_at is not distinct from e.deadline_at and r.limits is not distinct from e.limits
+                    and r.namespace is not distinct from nullif(e.namespace, '')
                     and (r.available_at is not null) = (e.state = 'active'))
         <> case when (e.state in ('waiting', 'resumable')
                       and e.blocking_reason in ('waiting_for_worker', 'waiting_for_capable_worker'))

@@ -19,15 +19,16 @@ begin
 end;
 $$;
 
--- wake_route: notify up to p_items sleeping workers that serve a route, those with the most free slots first.
+-- wake_route: notify up to p_items sleeping workers that serve a route, those with the most free slots first; and as many
+-- of those that serve one namespace only, because the work may be of it, or of another one.
 --
 -- A transaction that is to be prepared (two-phase commit) must not notify: it turns flowfabric.wake off.
 -- The clock is read in a subquery, once: compared with a volatile function, the index would be read from its beginning.
 create or replace function flowfabric.wake_route(p_route integer, p_items integer) returns void
 language sql volatile as $$
     select pg_notify('flowfabric_' || c.instance, 'work')
-    from (select s.instance
-          from (select x.instance, x.slots
+    from (select s.instance, row_number() over (partition by s.is_open order by s.slots desc, random()) as place
+          from (select x.instance, x.slots, x.namespace is null as is_open
                 from flowfabric.route r
                 join flowfabric.sleeper x on x.lane = r.lane and x.until > (select clock_timestamp())
                 join flowfabric.service v on v.id = x.service and (v.kinds is null or r.kind = any (v.kinds))
@@ -35,8 +36,8 @@ language sql volatile as $$
                      and ((r.version is null and r.not_for is null) or (v.kinds is null and r.not_for is null)
                           or flowfabric.serves(v.id, r.kind, r.version, r.not_for))
                 where r.id = p_route and current_setting('flowfabric.wake', true) is distinct from 'off'
-                order by x.until desc limit 64) s
-          order by s.slots desc, random() limit least(p_items, 64)) c
+                order by x.until desc limit 64) s) c
+    where c.place <= p_items
 $$;
 
 -- wake_for: the same for executions that are ready, and that a claim may have skipped because they were locked.

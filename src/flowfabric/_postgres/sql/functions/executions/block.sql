@@ -22,7 +22,7 @@ begin
         when e.id is null then 'not_found'
         when e.completed_at is not null then 'execution_not_active'
         when e.state not in ('waiting', 'resumable') or e.blocking_reason <> 'waiting_for_worker'
-             or exists (select from flowfabric.claim_grant g where g.partition = e.partition and g.id = e.id
+             or flowfabric.is_uncovered(e, v_now) or exists (select from flowfabric.claim_grant g where g.partition = e.partition and g.id = e.id
                         and g.expires_at > v_now) then 'execution_not_eligible'
         else 'ok' end;
     if v_code = 'ok' then

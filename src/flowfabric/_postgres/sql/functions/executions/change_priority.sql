@@ -15,15 +15,16 @@ declare
 begin
     perform flowfabric.require_read_committed();
     select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    v_now := flowfabric.now();
     v_code := case
-        when not found then 'not_found'
+        when e.id is null then 'not_found'
         when p_lane is not null and p_lane <> (select r.lane from flowfabric.route r where r.id = e.route)
             then 'invalid_input'
         when e.state not in ('waiting', 'resumable') or e.blocking_reason <> 'waiting_for_worker'
+             or flowfabric.is_uncovered(e, v_now)
             then 'execution_not_eligible'
         else 'ok' end;
     if v_code = 'ok' then
-        v_now := flowfabric.now();
         v_slot := flowfabric.open_log(v_now);
         update flowfabric.ready r set rank = flowfabric.rank_of(v_new)
         where r.route = flowfabric.ready_route(e) and r.rank = flowfabric.rank_of(e.priority) and r.created_at = e.created_at and r.id = e.id

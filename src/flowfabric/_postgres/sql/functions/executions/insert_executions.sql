@@ -42,10 +42,11 @@ begin
             select case when w.at > p_now then w.at end as until
             from (select coalesce(p_delay_until[u.ord], p_now + flowfabric.ms(p_delay_ms[u.ord])) as at) w) d
         where p_code is null or p_code[u.ord] is null
-        returning partition, id, route, priority, created_at, state, deadline_at, limits
+        returning partition, id, route, priority, created_at, state, deadline_at, limits, namespace
     )
-    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, limits)
-    select m.route, flowfabric.rank_of(m.priority), m.created_at, m.id, m.partition, m.deadline_at, m.limits
+    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, limits, namespace)
+    select m.route, flowfabric.rank_of(m.priority), m.created_at, m.id, m.partition, m.deadline_at, m.limits,
+           nullif(m.namespace, '')
     from made m where m.state = 'waiting';
     get diagnostics v_ready = row_count;
     if p_limits is not null and p_policy is not null then

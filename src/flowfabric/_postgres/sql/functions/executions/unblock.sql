@@ -1,5 +1,6 @@
 -- unblock: held back for the expected reason -> claimable, in its old position
 --
+-- One that waits because no live worker covers its route: the verdict is lifted, until the next that is made.
 -- Locks    the execution.
 -- Returns  ok, not_found or execution_not_eligible.
 -- Roles    operate
@@ -17,6 +18,8 @@ begin
     v_code := case
         when e.id is null then 'not_found'
         when e.held_back is not null and (p_expected is null or p_expected = e.held_back) then 'held'
+        when coalesce(p_expected, 'waiting_for_capable_worker') = 'waiting_for_capable_worker'
+             and flowfabric.is_uncovered(e, v_now) then 'uncovered'
         when e.state not in ('waiting', 'rate_limited', 'resumable') or e.blocking_reason not in
              ('waiting_for_budget', 'waiting_for_quota', 'waiting_for_capable_worker', 'paused_by_operator',
               'paused_by_policy')
@@ -25,6 +28,9 @@ begin
     if v_code = 'held' then
         -- It waits for its dependencies; once they are satisfied, it is no longer held back.
         update flowfabric.execution x set held_back = null, mutated_at = v_now where x.partition = p_partition and x.id = p_id;
+        v_code := 'ok';
+    elsif v_code = 'uncovered' then
+        delete from flowfabric.uncovered u where u.route = flowfabric.ready_route(e);
         v_code := 'ok';
     elsif v_code = 'ok' then
         delete from flowfabric.blocked b

@@ -22,10 +22,11 @@ begin
         from unnest(p_partition, p_id) as u (partition, id)
         where e.partition = u.partition and e.id = u.id and e.state = 'waiting_children' and not e.is_parked
         returning e.partition, e.id, flowfabric.ready_route(e) as route, e.priority, e.created_at, e.deadline_at, e.delay_until, e.flow_id, e.held_back,
-                  e.limits
+                  e.limits, e.namespace
     ), offered as (
-        insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, limits)
-        select r.route, flowfabric.rank_of(r.priority), r.created_at, r.id, r.partition, r.deadline_at, r.limits
+        insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, limits, namespace)
+        select r.route, flowfabric.rank_of(r.priority), r.created_at, r.id, r.partition, r.deadline_at, r.limits,
+               nullif(r.namespace, '')
         from released r where r.delay_until is null
     ), touched as (
         insert into flowfabric.flow_touched select distinct r.partition, r.flow_id from released r

@@ -25,7 +25,8 @@ begin
         v_code := 'not_found';
     elsif p_lane <> v_lane then
         v_code := 'invalid_input'; v_detail := 'lane_id';
-    elsif e.state not in ('waiting', 'resumable') or e.blocking_reason <> 'waiting_for_worker' then
+    elsif e.state not in ('waiting', 'resumable') or e.blocking_reason <> 'waiting_for_worker'
+          or flowfabric.is_uncovered(e, v_now) then
         v_code := 'execution_not_eligible';
     elsif exists (select from flowfabric.claim_grant g where g.partition = e.partition and g.id = e.id
                   and g.expires_at > v_now) then

@@ -11,18 +11,13 @@ language plpgsql as $$
 declare
     k flowfabric.keystore;
     v_expires timestamptz := date_trunc('milliseconds', p_now + flowfabric.ms(p_ttl_ms));
-    v_ms bigint := (extract(epoch from v_expires) * 1000)::bigint;
     v_key text;
 begin
     select x.* into k from flowfabric.keystore x where x.state = 'current';
     if not found then
         return;
     end if;
-    v_key := 'pg:' || case when p_kind = 'reclaim' then 'reclaim:' else '' end
-             || '{fp:' || e.partition || '}:' || e.id || ':' || v_ms || ':' || k.kid || ':'
-             || encode(flowfabric.hmac(k.inner_key, k.outer_key, convert_to(
-                    k.kid || ':' || flowfabric.grant_message(e.partition, e.id, p_worker, p_instance, v_ms, p_kind),
-                    'UTF8')), 'hex');
+    v_key := flowfabric.sign_grant(k, e.partition, e.id, p_kind, p_worker, p_instance, v_expires);
     insert into flowfabric.claim_grant as g
         (partition, id, kind, grant_key, worker_id, worker_instance_id, lane, capability_hash, worker_capabilities,
          route_snapshot, admission_summary, ttl_ms, issued_at, expires_at)
@@ -39,6 +34,19 @@ begin
       and r.partition = e.partition;
     return query select v_key, v_expires;
 end;
+$$;
+
+-- sign_grant: the key of a grant.
+create or replace function flowfabric.sign_grant(
+    k flowfabric.keystore, p_partition integer, p_id uuid, p_kind text, p_worker text, p_instance text,
+    p_expires timestamptz) returns text
+language sql immutable as $$
+    select 'pg:' || case when p_kind = 'reclaim' then 'reclaim:' else '' end
+           || '{fp:' || p_partition || '}:' || p_id || ':' || m.ms || ':' || k.kid || ':'
+           || encode(flowfabric.hmac(k.inner_key, k.outer_key, convert_to(
+                  k.kid || ':' || flowfabric.grant_message(p_partition, p_id, p_worker, p_instance, m.ms, p_kind),
+                  'UTF8')), 'hex')
+    from (select (extract(epoch from p_expires) * 1000)::bigint as ms) m
 $$;
 
 -- grant_message: the message that a grant key signs.

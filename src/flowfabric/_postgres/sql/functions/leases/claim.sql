@@ -6,6 +6,9 @@
 --          p_service: what the worker serves, with versions and digests (register_service); null: kinds without either.
 --          p_versioned: it has kinds with versions, in which executions begin.
 --          p_sleeper, p_asleep: the announcement of the process, if it has one; removed when there is work.
+--          p_namespace: the only namespace it takes from, not the default one; null: all of them.
+--          p_judges: without work, say which routes no live worker covers (judge_for_claim). The polls of a process that
+--          sleeps leave that to the duty.
 -- Locks    ready rows and their executions, skipping locked rows; it waits only for the quota policies of executions with
 --          limits (limits/take_admitted.sql), before it locks anything else.
 -- Returns  one row per lease, best first; no row without work.
@@ -13,7 +16,8 @@
 -- Roles    work, operate
 create or replace function flowfabric.claim(
     p_lane text, p_kinds text, p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer,
-    p_sleeper uuid, p_asleep timestamptz, p_service integer, p_versioned boolean)
+    p_sleeper uuid, p_asleep timestamptz, p_service integer, p_versioned boolean,
+    p_namespace text, p_judges boolean)
 returns setof flowfabric.claimed
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -56,19 +60,27 @@ begin
                  or flowfabric.serves(p_service, r.kind, r.version, r.not_for))
           order by f.route, f.rank, f.created_at, f.id) q;
     if v_routes is null then
+        if p_judges and p_asleep is null then
+            perform flowfabric.judge_for_claim(p_lane, v_kinds, p_capabilities, p_service);
+        end if;
         return;
     end if;
 
     -- Executions with limits are asked for them, in the order of the others.
     if v_limited then
         v_taken := flowfabric.take_admitted(
-            v_routes, v_ranks, v_created, v_floor_ids, p_limit, v_auto_reclaim, null, v_now);
+            v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim, null, v_now);
+    elsif p_namespace is not null then
+        v_taken := flowfabric.take_best(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim,
+                                        null, v_now);
+    end if;
+    if v_limited or p_namespace is not null then
         v_partitions := v_taken.partitions; v_ids := v_taken.ids; v_tids := v_taken.tids; v_again := v_taken.again;
     end if;
 
     -- Several routes: read the best rows without locks, then take them. One that reached its reclaim cap ends instead
     -- of being claimed, and one that another claim was faster to take is missing: look again.
-    while not v_limited and cardinality(v_routes) > 1 and cardinality(v_ids) < p_limit loop
+    while cardinality(v_routes) > 1 and cardinality(v_ids) < p_limit and not v_limited and p_namespace is null loop
         select array_agg(b.tid) into v_best
         from (select c.tid
               from unnest(v_routes, v_ranks, v_created, v_floor_ids) as q (route, rank, created_at, id)
@@ -81,7 +93,7 @@ begin
                   order by r.rank, r.created_at, r.id limit p_limit - cardinality(v_ids)) c
               order by c.rank, c.created_at, c.id limit p_limit - cardinality(v_ids)) b;
         exit when v_best is null;
-        v_taken := flowfabric.take_ready(v_best, null, null, null, null, p_limit, v_auto_reclaim, v_now);
+        v_taken := flowfabric.take_ready(v_best, null, null, null, null, p_limit, v_auto_reclaim, null, v_now);
         v_partitions := v_partitions || v_taken.partitions;
         v_ids := v_ids || v_taken.ids;
         v_tids := v_tids || v_taken.tids;
@@ -92,9 +104,10 @@ begin
 
     -- One route, or rows that concurrent claims hold: take the first that are free, route by route.
     for i in 1 .. cardinality(v_routes) loop
-        exit when v_limited or cardinality(v_ids) >= p_limit or (cardinality(v_routes) > 1 and v_best is null);
+        exit when cardinality(v_ids) >= p_limit or v_limited or p_namespace is not null
+               or (cardinality(v_routes) > 1 and v_best is null);
         v_taken := flowfabric.take_ready(null, v_routes[i], v_ranks[i], v_created[i], v_floor_ids[i],
-                                         p_limit - cardinality(v_ids), v_auto_reclaim, v_now);
+                                         p_limit - cardinality(v_ids), v_auto_reclaim, null, v_now);
         v_partitions := v_partitions || v_taken.partitions;
         v_ids := v_ids || v_taken.ids;
         v_tids := v_tids || v_taken.tids;
@@ -143,6 +156,9 @@ begin
         end if;
     elsif v_created[v_first] < v_now - interval '5 seconds' and random() < 0.2 then
         perform flowfabric.raise_floors(p_lane, v_routes[v_first:v_first + 19]);
+    end if;
+    if p_judges and p_asleep is null and cardinality(v_ids) = 0 then
+        perform flowfabric.judge_for_claim(p_lane, v_kinds, p_capabilities, p_service);
     end if;
 end;
 $$;

@@ -5,7 +5,8 @@
 -- Roles    work, operate
 create or replace function flowfabric.claim_lanes(
     p_lanes text[], p_shares integer[], p_kinds text, p_capabilities text[], p_worker text, p_instance text,
-    p_ttl_ms bigint, p_limit integer, p_sleeper uuid, p_asleep timestamptz, p_service integer, p_versioned boolean)
+    p_ttl_ms bigint, p_limit integer, p_sleeper uuid, p_asleep timestamptz, p_service integer, p_versioned boolean,
+    p_namespace text)
 returns setof flowfabric.claimed
 language plpgsql security definer as $$
 declare
@@ -22,12 +23,17 @@ begin
             continue when v_given <= 0;
             return query select * from flowfabric.claim(
                 p_lanes[i], p_kinds, p_capabilities, p_worker, p_instance, p_ttl_ms, v_given, p_sleeper, p_asleep, p_service,
-                p_versioned);
+                p_versioned, p_namespace, false);
             get diagnostics v_took = row_count;
             v_dry[i] := v_took < v_given;
             v_left := v_left - v_took;
         end loop;
     end loop;
+    if v_left = p_limit and p_asleep is null then
+        for i in 1 .. cardinality(p_lanes) loop
+            perform flowfabric.judge_for_claim(p_lanes[i], p_kinds::text[], p_capabilities, p_service);
+        end loop;
+    end if;
     if v_left < p_limit and p_asleep is not null then
         perform flowfabric.get_up(p_sleeper, p_lanes, p_asleep);
     end if;

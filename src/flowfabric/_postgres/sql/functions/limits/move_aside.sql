@@ -6,7 +6,8 @@
 -- Locks    executions, skipping locked ones.
 -- Returns  how many were moved.
 create or replace function flowfabric.move_aside(
-    p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_rank integer, p_at timestamptz, p_id uuid,
+    p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_rank integer,
+    p_at timestamptz, p_id uuid,
     p_budgets uuid[], p_budget_details text[], p_names text[], p_rooms flowfabric.quota_room[], p_now timestamptz)
 returns integer
 language plpgsql as $$
@@ -23,16 +24,8 @@ begin
            array_agg(d.detail), array_agg(d.retry_at)
     into v_tids, v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries
     from (select c.*
-          from unnest(p_routes, p_ranks, p_created, p_floors) as q (route, rank, created_at, id)
-          cross join lateral (
-              select r.ctid as tid, r.rank, r.created_at, r.id, r.partition, r.limits
-              from flowfabric.ready r
-              where r.route = q.route and (r.rank, r.created_at, r.id) >= (q.rank, q.created_at, q.id)
-                and (r.rank, r.created_at, r.id) > (p_rank, p_at, p_id)
-                and (r.granted_until is null or r.granted_until <= p_now)
-                and (r.deadline_at is null or r.deadline_at > p_now)
-                and r.available_at is null
-              order by r.rank, r.created_at, r.id limit 1000) c
+          from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, p_rank, p_at, p_id, 1000, false,
+                                     p_now) c
           order by c.rank, c.created_at, c.id limit 1000) a
     cross join lateral (select x.* from flowfabric.limit_set x where x.digest = a.limits limit 1) l
     cross join lateral (

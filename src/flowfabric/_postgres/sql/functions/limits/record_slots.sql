@@ -1,7 +1,7 @@
 -- record_slots: the slots of executions that were admitted, and their entries in the windows of rates.
 --
--- Called under the locks of the executions and of the heads. An execution with a lost lease has its slot; if not, it gets
--- one unchecked. Takes p_slotted: policies and ids (with a space between) that had a slot before: their entry stays.
+-- Called under the locks of the executions and of the heads. An execution with a lost lease has its slot, whatever becomes of
+-- a grant to reclaim it; if not, it gets one unchecked. Takes p_slotted: policies and ids (with a space between) that had a slot before: their entry stays.
 create or replace function flowfabric.record_slots(
     p_partition integer[], p_id uuid[], p_slotted text[], p_until timestamptz, p_now timestamptz) returns void
 language plpgsql as $$
@@ -21,10 +21,11 @@ begin
     ), due as (
         -- A grant that ends unused leaves its slot to another.
         insert into flowfabric.limit_due (due_at, limit_id, key)
-        select distinct p_until, a.policy_id, a.key from admitted a where p_until is not null
+        select distinct p_until, a.policy_id, a.key from admitted a where p_until is not null and not a.lost
     )
     insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
-    select a.id, a.partition, a.policy_id, a.key, p_now, p_until, case when a.lost then 'override' else 'scheduler' end
+    select a.id, a.partition, a.policy_id, a.key, p_now, case when not a.lost then p_until end,
+           case when a.lost then 'override' else 'scheduler' end
     from admitted a
     on conflict (id, partition, policy_id) do update set until = excluded.until
     where s.until is distinct from excluded.until;

@@ -6,12 +6,13 @@
 -- the first round of a transaction waits for them; what later rounds find locked stays ready for the next claim.
 -- Once a limit denied a row, the call looks ahead over up to 1,000 rows and moves aside, in one statement, all that a limit
 -- known to be closed denies. A lost lease has its slot and passes.
--- Takes    the routes with their floors, as claim read them; p_until: when the slots end without a lease, for grants.
+-- Takes    the routes with their floors, as claim read them; p_namespace: null: all. p_until: of grants: when they expire, and
+--          their slots with them; the ready rows are hidden until then.
 -- Locks    heads of quota policies, then executions, skipping locked ones.
 -- Returns  the rows taken, as take_ready does; their slots and window entries are recorded.
 create or replace function flowfabric.take_admitted(
-    p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_limit integer, p_reclaim boolean,
-    p_until timestamptz, p_now timestamptz)
+    p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_limit integer,
+    p_reclaim boolean, p_until timestamptz, p_now timestamptz)
 returns flowfabric.taken
 language plpgsql as $$
 declare
@@ -53,17 +54,9 @@ begin
         select array_agg(b.tid), array_agg(b.partition), array_agg(b.id), array_agg(b.limits), array_agg(b.lost),
                (array_agg(b.rank))[count(*)], (array_agg(b.created_at))[count(*)], (array_agg(b.id))[count(*)]
         into v_tids, v_partitions, v_ids, v_limits, v_lost, v_last_rank, v_last_at, v_last_id
-        from (select c.*
-              from unnest(p_routes, p_ranks, p_created, p_floors) as q (route, rank, created_at, id)
-              cross join lateral (
-                  select r.ctid as tid, r.rank, r.created_at, r.id, r.partition, r.limits, r.available_at is not null as lost
-                  from flowfabric.ready r
-                  where r.route = q.route and (r.rank, r.created_at, r.id) >= (q.rank, q.created_at, q.id)
-                    and (r.rank, r.created_at, r.id) > (v_rank, v_at, v_id)
-                    and (r.granted_until is null or r.granted_until <= v_now)
-                    and (r.deadline_at is null or r.deadline_at > v_now)
-                    and (r.available_at is null or (p_reclaim and r.available_at <= v_now))
-                  order by r.rank, r.created_at, r.id limit v_size) c
+        from (select c.*, c.available_at is not null as lost
+              from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
+                                         v_size, p_reclaim, v_now) c
               order by c.rank, c.created_at, c.id limit v_size) b;
         exit when v_tids is null;
 
@@ -197,7 +190,7 @@ begin
 
         if cardinality(v_take) > 0 then
             v_part := flowfabric.take_ready(
-                v_take, null, null, null, null, p_limit - cardinality(v_taken.ids), p_reclaim, v_now);
+                v_take, null, null, null, null, p_limit - cardinality(v_taken.ids), p_reclaim, p_until, v_now);
             if cardinality(v_names) > 0 and cardinality(v_part.ids) > 0 then
                 perform flowfabric.record_slots(v_part.partitions, v_part.ids, v_slotted, p_until, v_now);
             end if;
@@ -234,7 +227,8 @@ begin
             into v_held, v_held_details
             from unnest(v_shut, v_shut_details) as u (id, detail) where u.id = any (v_new);
             v_moved := v_moved + flowfabric.move_aside(
-                p_routes, p_ranks, p_created, p_floors, v_rank, v_at, v_id, v_held, v_held_details, v_names, v_rooms, v_now);
+                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_held, v_held_details, v_names, v_rooms,
+                v_now);
         end if;
         exit when cardinality(v_taken.ids) >= p_limit;
         exit when v_moved > 0 and (cardinality(v_taken.ids) > 0 or clock_timestamp() > v_begun + interval '200 milliseconds');

@@ -15,9 +15,9 @@ begin
     if v_routes is null then
         return;
     end if;
-    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, available_at, limits)
+    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, available_at, limits, namespace)
     select flowfabric.ready_route(e), flowfabric.rank_of(e.priority), e.created_at, e.id, e.partition, e.deadline_at, p_available_at,
-           e.limits
+           e.limits, nullif(e.namespace, '')
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
     perform flowfabric.cover_ready(v_routes, v_ranks, v_created, v_ids);

@@ -2,10 +2,11 @@
 -- ones.
 --
 -- Takes    p_tids: rows that were read without locks, the first p_limit of which are taken; null: those of p_route.
+--          p_granted: hide the ready rows until then instead of removing them.
 -- An execution that reached its reclaim cap is ended here instead of claimed, and the search continues after it.
 create or replace function flowfabric.take_ready(
     p_tids tid[], p_route integer, p_rank integer, p_created timestamptz, p_id uuid, p_limit integer, p_reclaim boolean,
-    p_now timestamptz)
+    p_granted timestamptz, p_now timestamptz)
 returns flowfabric.taken
 language plpgsql as $$
 declare
@@ -58,7 +59,14 @@ begin
         end if;
         exit when v_tids is null;
         -- By id too: the slot of a removed row may have a new one.
-        if cardinality(v_ids) = 1 then
+        if p_granted is not null then
+            with hidden as (
+                update flowfabric.ready r set granted_until = p_granted
+                where r.ctid = any (v_tids) and r.id = any (v_ids) returning r.id
+            )
+            select array_agg(h.id) into v_gone from hidden h;
+            v_missed := cardinality(v_gone) is distinct from cardinality(v_ids);
+        elsif cardinality(v_ids) = 1 then
             delete from flowfabric.ready r where r.ctid = v_tids[1] and r.id = v_ids[1];
             v_missed := not found;
             v_gone := null;
@@ -84,6 +92,16 @@ begin
         end if;
         if v_held then
             perform flowfabric.drop_blocked(v_partitions, v_ids);
+            if p_granted is not null then   -- a grant is for an execution that is no longer blocked
+                update flowfabric.execution e
+                set blocking_reason = 'waiting_for_worker', blocking_detail = null, transitioned_at = p_now, mutated_at = null,
+                    state = case when e.resume_pending then 'resumable' else 'waiting' end
+                from unnest(v_partitions, v_ids) as u (partition, id)
+                where e.partition = u.partition and e.id = u.id and e.blocking_reason = 'waiting_for_capable_worker';
+                select array_agg(e.ctid order by u.o) into v_places
+                from unnest(v_partitions, v_ids) with ordinality as u (partition, id, o)
+                join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
+            end if;
         end if;
         if v_lost then
             select array_agg(o) into v_capped

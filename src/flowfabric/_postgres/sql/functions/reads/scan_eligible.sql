@@ -10,7 +10,9 @@ language sql stable security definer as $$
         select r.partition, r.id, r.rank, r.created_at from flowfabric.ready r
         cross join lateral (select from flowfabric.execution e
                             where e.partition = r.partition and e.id = r.id and e.state in ('waiting', 'resumable')
-                              and e.blocking_reason = 'waiting_for_worker' offset 0) e
+                              and e.blocking_reason = 'waiting_for_worker'
+                              and not exists (select from flowfabric.uncovered u
+                                              where u.route = q.id and e.namespace <> all (u.served)) offset 0) e
         where r.route = q.id and (p_partition is null or r.partition = p_partition)
         order by r.rank, r.created_at, r.id limit p_limit) x
     where q.lane = p_lane

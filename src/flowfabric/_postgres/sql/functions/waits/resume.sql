@@ -5,6 +5,7 @@ declare
     v_until timestamptz := case when p_delay_ms > 0 then p_now + flowfabric.ms(p_delay_ms) end;
     v_route integer; v_rank integer; v_created timestamptz; v_deadline timestamptz;
     v_flow uuid;
+    v_namespace text;
     v_limits bigint;
 begin
     update flowfabric.execution e
@@ -15,8 +16,8 @@ begin
         transitioned_at = p_now, mutated_at = null
     where e.partition = p_partition and e.id = p_id
     returning flowfabric.ready_route(e), flowfabric.rank_of(e.priority), e.created_at, e.deadline_at, e.flow_id,
-              e.limits
-    into v_route, v_rank, v_created, v_deadline, v_flow, v_limits;
+              e.limits, e.namespace
+    into v_route, v_rank, v_created, v_deadline, v_flow, v_limits, v_namespace;
     if v_until is not null then
         perform flowfabric.set_timers('delay', array[p_partition], array[p_id], array[v_until]);
         if v_flow is not null then
@@ -30,8 +31,8 @@ begin
         return;
     end if;
     -- As make_ready does, for one.
-    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, limits)
-    values (v_route, v_rank, v_created, p_id, p_partition, v_deadline, v_limits);
+    insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, limits, namespace)
+    values (v_route, v_rank, v_created, p_id, p_partition, v_deadline, v_limits, nullif(v_namespace, ''));
     perform flowfabric.cover_ready(array[v_route], array[v_rank], array[v_created], array[p_id]);
     perform flowfabric.wake_route(v_route, 1);
 end;

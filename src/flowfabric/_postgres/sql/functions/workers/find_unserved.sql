@@ -22,11 +22,11 @@ begin
         where e.state in ('waiting', 'resumable') or (e.state = 'active' and e.lease_lost is not null)
         group by flowfabric.ready_route(e), e.namespace
     ), alive as materialized (
-        select true as is_registered, g.namespace, g.lanes, s.id as service, s.kinds, s.capabilities
+        select true as is_registered, g.namespace, g.lanes, s as service
         from flowfabric.registration g join flowfabric.service s on s.id = g.service
         where flowfabric.is_alive(g, v_now) and exists (select from waiting)
         union all
-        select false, '', array[p.lane], s.id, s.kinds, s.capabilities
+        select false, coalesce(p.namespace, ''), array[p.lane], s
         from (select distinct r.lane from waiting w join flowfabric.route r on r.id = w.route) o
         join flowfabric.sleeper p on p.lane = o.lane and p.until > (select clock_timestamp())
         join flowfabric.service s on s.id = p.service
@@ -36,10 +36,7 @@ begin
     from waiting w join flowfabric.route r on r.id = w.route join flowfabric.lane l on l.name = r.lane
     where l.state in ('paused', 'disabled')
        or not exists (select from alive a
-                      where a.namespace in ('', w.namespace) and r.lane = any (a.lanes)
-                        and (a.kinds is null or r.kind = any (a.kinds)) and r.capabilities <@ a.capabilities
-                        and ((r.version is null and r.not_for is null) or (a.kinds is null and r.not_for is null)
-                             or flowfabric.serves(a.service, r.kind, r.version, r.not_for)))
+                      where a.namespace in ('', w.namespace) and r.lane = any (a.lanes) and flowfabric.covers(a.service, r))
     order by w.ordinal;
 end;
 $$;

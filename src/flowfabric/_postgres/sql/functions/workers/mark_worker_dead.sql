@@ -26,6 +26,7 @@ begin
     end if;
     delete from flowfabric.registration x where x.namespace = p_namespace and x.worker_instance_id = p_instance;
     perform flowfabric.log_worker(r, 'marked_dead', p_reason, v_now);
+    perform flowfabric.judge_lanes(r.lanes);
     return 'marked';
 end;
 $$;

@@ -4,7 +4,7 @@
 -- Roles    work, operate
 -- Takes    p_process: the process that registers; null: not told. p_exclusive: refuse if another process has registered
 --          this instance and is alive.
--- Locks    the registration, and waits for it.
+-- Locks    the registration, then the verdicts it lifts (see judge_routes.sql), and waits for them.
 -- Returns  registered, refreshed (it was alive; since when it is registered is kept), or the refusal: reassigned (another
 --          worker_id has the instance), instance_in_use; until when it counts as alive; and where the other one runs.
 create or replace function flowfabric.register_worker(
@@ -61,6 +61,10 @@ begin
         perform flowfabric.log_worker(r, 'ttl_swept', null, v_now);   -- the sweep will not find the one before
     end if;
     perform flowfabric.log_worker(v_new, 'registered', nullif(code, 'registered'), v_now);
+    perform flowfabric.lift_verdicts(v_new);
+    if code = 'refreshed' and (r.service <> v_new.service or r.lanes <> v_new.lanes) then
+        perform flowfabric.judge_lanes(r.lanes || v_new.lanes);
+    end if;
     expires_at := v_new.heartbeat_at + v_new.liveness_ttl;
     return next;
 end;
