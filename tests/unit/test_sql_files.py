@@ -35,6 +35,7 @@ UPWARDS = {
     "raise_floors": {"create_one"},  # asks who may call it
     "may_operate": {"complete_as_operator"},  # asks who may call it
     "give_back": {"gate", "end_reservations"},
+    "grow_flow": {"create_owned"},
     "insert_executions": {"create_owned"},
     "mark_expired": {"end_reservations"},
     "purge_flows": {"drop_owned"},
