@@ -3,7 +3,7 @@ create or replace function flowfabric.audit_event_route(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
-        select x.* from flowfabric.event x where x.partition between p_low and p_high
+        select x.* from flowfabric.present_events(p_low, p_high) x
     ), e as (
         select x.* from flowfabric.execution x where (x.partition, x.id) between (p_low, p_from) and (p_high, p_to)
     )
