@@ -486,7 +486,8 @@ async def stopped(g: Ground) -> None:
 
 async def declared(g: Ground) -> None:
     await g.sql.execute(
-        "insert into flowfabric.declared_limit select 'budget ' || n, 'x', flowfabric.now() from generate_series(1, $1) n",
+        "insert into flowfabric.declared_limit select 'budget ' || n, 'x', flowfabric.now()"
+        " from generate_series(1, $1) n",
         3 * N,
     )
 
@@ -742,8 +743,10 @@ CALLS = [
     Call("count_held", 100, lambda g: g.engine.count_held(limit=100)),
     # For people: it reads the limit sets.
     Call("find_unreported", 2 * N, lambda g: g.engine.find_unreported_budgets(limit=100)),
-    Call("read_declared_limits", N, lambda g: g.engine.read_declared_limits([f"budget {n}" for n in range(N)]), declared),
-    Call("note_declared_limits", N, lambda g: g.engine.note_declared_limits({f"budget {n}": "d" for n in range(N)}), declared),
+    Call("read_declared_limits", N, lambda g: g.engine.read_declared_limits(
+        [f"budget {n}" for n in range(N)]), declared),
+    Call("note_declared_limits", N, lambda g: g.engine.note_declared_limits(
+        {f"budget {n}": "d" for n in range(N)}), declared),
     # budgets
     Call("use_budgets", 1, lambda g: g.engine.report_usage(g.spending[0].handle, {"t": 1})),
     Call("use_budgets", N, lambda g: g.engine.use_budgets(
