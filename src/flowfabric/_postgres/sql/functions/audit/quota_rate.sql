@@ -5,7 +5,9 @@ language sql stable as $$
     select 'quota_rate', null::integer, p.id, e.key || ': ' || count(*) || '/' || p.max_requests
     from flowfabric.quota_policy p join flowfabric.quota_entry e on e.policy_id = p.id
     where p.max_requests > 0 and e.admitted_at > p.updated_at and e.admitted_at > p_now - flowfabric.window_of(p.window_seconds)
-      and not exists (select from flowfabric.quota_slot s where s.id = e.id and s.partition = e.partition
-                      and s.policy_id = p.id and s.origin = 'direct')
+      -- The fence (offset 0) keeps the plan on the key: the index of numbers has every slot of a policy.
+      and not exists (select from (select x.policy_id, x.origin from flowfabric.quota_slot x
+                                   where x.id = e.id and x.partition = e.partition offset 0) s
+                      where s.policy_id = p.id and s.origin = 'direct')
     group by p.id, e.key, p.max_requests having count(*) > p.max_requests
 $$;
