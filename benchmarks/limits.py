@@ -23,7 +23,16 @@ from benchmarks.harness import Sample, Sizes, check_all_done
 from benchmarks.held import held_transaction
 from benchmarks.jobs import payload
 from benchmarks.processes import Board, WorkerProcess, stop_all
-from benchmarks.product import BudgetCreated, ExecutionPolicy, Report, Usage, migrate_database, quota_policy_id_of
+from benchmarks.product import (
+    BudgetCreated,
+    ExecutionPolicy,
+    HardBreach,
+    Report,
+    Usage,
+    UsageOk,
+    migrate_database,
+    quota_policy_id_of,
+)
 from benchmarks.server import Server
 from benchmarks.stolen import Stolen
 from benchmarks.workers import LOOK_SECONDS, Watcher
@@ -41,6 +50,13 @@ _WORKER = {"worker_id": "bench", "worker_instance_id": "bench-1"}
 _HOUR = timedelta(hours=1)
 _DONE = "select count(*) from flowfabric.execution where state = 'completed'"
 _DEAD = "select relname, n_dead_tup from pg_stat_user_tables where n_dead_tup > 0 order by 2 desc limit 3"
+
+_BUDGETS = """
+select c.id from generate_series(1, $1::integer) n
+cross join lateral flowfabric.create_budget(
+    gen_random_uuid(), 'team ' || n, '', '', 'strict', '', '', 0, array['tokens'], array[$2::bigint], array[0::bigint],
+    null, null) c
+"""
 
 Under = Literal["plain", "budget", "quota", "spread"]
 
@@ -124,8 +140,11 @@ async def _on_eight(calls: Sequence[Callable[[], Awaitable[object]]]) -> float:
 
 @dataclass(frozen=True)
 class Drain:
-    """Jobs a second in batches of 100: under nothing, one open budget, a policy of 1,000 slots beside it, or budgets and
-    keys with a cap of 4 for every four jobs. Log and commits of fill and drain, per job."""
+    """Jobs a second in batches of 100; the log of fill and drain and the commits of the drain, per job.
+
+    `budget`: one that is open. `quota`: a policy of 1,000 slots beside it. `spread`: for every four jobs a budget and a
+    key with cap 4.
+    """
 
     server: Server
     sizes: Sizes
@@ -163,26 +182,18 @@ class Drain:
     async def _items(self, engine: ff.Engine) -> list[NewExecution]:
         body = payload(self.sizes.payload_bytes)
         count = self.sizes.jobs // 4 if self.under == "spread" else 1
-        budgets: list[BudgetId] = []
-        if self.under != "plain":
-            numbers = iter(range(count))
-
-            async def create() -> None:
-                for number in numbers:
-                    budgets.append(await _budget(engine, f"team {number}"))
-
-            await asyncio.gather(*(create() for _ in range(self.sizes.connections)))
+        budgets = [] if self.under == "plain" else [row["id"] for row in await engine._fetch(_BUDGETS, count, _PLENTY)]
         quotas: dict[str, Any] = {}
         if self.under in ("quota", "spread"):
             cap, key = (1_000, None) if self.under == "quota" else (4, "tenant")
             await engine.create_quota_policy(name="api", key=key, max_concurrent=cap)
             quotas = {"quota_policy_id": quota_policy_id_of("api")}
-        policies = [ExecutionPolicy(budget_ids=(one,), **quotas) for one in budgets] or [None]
+        policies: list[ExecutionPolicy | None] = [ExecutionPolicy(budget_ids=(one,), **quotas) for one in budgets]
         return [
             NewExecution(
                 execution_kind="noop",
                 input_payload=body,
-                policy=policies[n % count],
+                policy=policies[n % count] if policies else None,
                 tags={"tenant": f"tenant {n % count}"} if self.under == "spread" else None,
             )
             for n in range(self.sizes.jobs)
@@ -191,7 +202,10 @@ class Drain:
 
 @dataclass(frozen=True)
 class ClaimOne:
-    """Single claims a second on 8 connections, under one policy or none; completed between rounds of 400, off the clock."""
+    """Single claims a second on 8 connections, under one policy or none.
+
+    They are completed after each round of 400, off the clock.
+    """
 
     server: Server
     sizes: Sizes
@@ -288,7 +302,7 @@ async def _vacuum(dsn: str) -> None:
 
 @dataclass(frozen=True)
 class MixedPinned:
-    """Half of the work under a cap that two batches fill, at full speed for minutes, plain or beside a held transaction.
+    """Half of the work under a cap of one batch, at full speed for minutes, plain or beside a held transaction.
 
     One connection keeps a backlog, the others claim and complete. What is counted is the last quarter of the time.
     """
@@ -352,8 +366,10 @@ class MixedPinned:
 
 @dataclass(frozen=True)
 class Aside:
-    """Runs with a budget each under one exhausted budget, in front of jobs that may run: what one that is moved aside adds
-    to the drain, and what a job costs without them. In microseconds."""
+    """Runs with a budget each under one exhausted budget, in front of jobs that may run.
+
+    What one that is moved aside adds to the drain, and what a job costs without them, in microseconds.
+    """
 
     server: Server
     sizes: Sizes
@@ -389,8 +405,10 @@ class Aside:
 
 @dataclass(frozen=True)
 class Overshoot:
-    """How far a cap and a hard limit were passed at any moment: 8 connections claim under caps of 5 for each of 10 keys,
-    and report to one budget beyond its end."""
+    """By how much a cap or a hard limit was passed at any moment.
+
+    8 connections claim under a cap of 5 for each of 10 keys, and report to one budget beyond its end.
+    """
 
     server: Server
     sizes: Sizes
@@ -443,7 +461,7 @@ class Overshoot:
         async def report() -> None:
             nonlocal counted
             answer = await engine.report_usage(next(handles), {"tokens": 7}, budget)
-            counted += 0 if isinstance(answer, ff.HardBreach) else 7
+            counted += 0 if isinstance(answer, HardBreach) else 7
 
         await _on_eight([report] * calls)
         used = (await engine.get_budget_status(budget)).usage["tokens"]
@@ -487,7 +505,7 @@ class Reports:
                 else:
                     answers = await engine.report_usage_many(items)
                 for answer in answers:
-                    assert isinstance(answer, ff.UsageOk), answer
+                    assert isinstance(answer, UsageOk), answer
 
             await self.server.settle()
             async with held_transaction(dsn, self.pinned):
@@ -583,7 +601,7 @@ class Handoff:
 
 @dataclass(frozen=True)
 class Rate:
-    """Starts of handlers over what a window of a second allows, with a backlog; and the fullest window over the limit."""
+    """Starts of handlers over what a window of a second allows, with a backlog; and the same of the fullest window."""
 
     server: Server
     sizes: Sizes
@@ -608,7 +626,8 @@ class Rate:
             worker.check()
             stamps = sorted(filter(None, board.numbers()))
             found = await client.engine._fetch(
-                "select attempt_started_at as at from flowfabric.execution where attempt_started_at is not null order by 1"
+                "select attempt_started_at as at from flowfabric.execution where attempt_started_at is not null"
+                " order by 1"
             )
         started = sum(one < stamps[0] + seconds * 10**9 for one in stamps)
         moments = [row["at"] for row in found]
@@ -624,7 +643,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class ResumePaused:
-    """From raising the budget of a run to its paused handler continuing in a worker process, the median in milliseconds."""
+    """From the raise of a run's budget to its paused handler in a worker process, the median in milliseconds."""
 
     server: Server
     sizes: Sizes

@@ -207,8 +207,8 @@ NOTES = {
     " awa deletes finished jobs within seconds, pgqueuer keeps a log of them, flowfabric all of them.",
     "task.crash": "task.crash.*: handlers that had ended, and whose results were lost, when a worker was killed.",
     "wait.claim": "wait.claim.*: a default worker started on a full queue, all duties on, the audit's round included.",
-    "limits.drain": "limits.*: the loop of engine.*. quota: one open budget and one policy of 1,000 slots. spread: a budget"
-    " and a key with cap 4 for every four jobs. mixed: the last quarter of minutes of load.",
+    "limits.drain": "limits.*: the loop of engine.*. quota: one open budget and one policy of 1,000 slots. spread: for"
+    " every four jobs a budget, and a key with cap 4. mixed: the last quarter of minutes of load.",
     "limits.claim_one": "limits.claim_one: hot: a cap of 10,000; near_cap: of 500, 400 of them in use at the end.",
     "quota.": "quota.*, budget.task, budget.resume: whole default worker processes, all duties on.",
     "flow.": "flow.*: the dispatcher that resolves edges commits asynchronously (synchronous_commit off in its own"

@@ -3,7 +3,7 @@
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from flowfabric.engine.tails import Waiter
-from flowfabric.values.budget import BudgetCreated, Report, Usage
+from flowfabric.values.budget import BudgetCreated, HardBreach, Report, Usage, UsageOk
 from flowfabric.values.flow import FlowCancelled
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import mint_many, mint_uuid, partition_of_id
@@ -16,12 +16,14 @@ __all__ = [
     "ExecutionPolicy",
     "FlowCancelled",
     "Fresh",
+    "HardBreach",
     "NewEdge",
     "NewNode",
     "NewWaitpoint",
     "Report",
     "Suspended",
     "Usage",
+    "UsageOk",
     "UsePending",
     "Waiter",
     "embedded",
