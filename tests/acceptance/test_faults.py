@@ -396,7 +396,7 @@ async def test_eight_workers_under_fifty_keyed_policies_pass_no_cap_while_some_a
             made = await engine.create_quota_policy(name=f"api {number}", key="tenant", max_concurrent=cap)
             policies.append((made.quota_policy_id, cap))
         items = []
-        for number in range(400):
+        for number in range(260):
             # A few are wanted by many, so that their caps are reached.
             mine = [policies[min(int(chance.expovariate(0.15)), 49)] for _ in range(chance.randint(1, 2))]
             tenant = chance.choice("ab")
@@ -414,8 +414,8 @@ async def test_eight_workers_under_fifty_keyed_policies_pass_no_cap_while_some_a
         watching = asyncio.create_task(caps.watch(fleet.dsn))
         admin = await asyncpg.connect(fleet.dsn)
         try:
-            for _ in range(4):
-                await progress(fleet, 50)
+            for _ in range(3):
+                await progress(fleet, 40)
                 await fleet.kill_one(admin)
                 fleet.hire()
         finally:
@@ -446,12 +446,12 @@ async def test_a_server_killed_while_limits_open_lets_run_what_may_and_nothing_e
         quota = (await engine.create_quota_policy(name="api", max_concurrent=2)).quota_policy_id
         held = ExecutionPolicy(budget_ids=(budget,), quota_policy_id=quota)
         free = ExecutionPolicy(quota_policy_id=quota)
-        return [NewExecution(execution_kind="job", policy=held if n % 2 else free) for n in range(160)]
+        return [NewExecution(execution_kind="job", policy=held if n % 2 else free) for n in range(80)]
 
     async with load(data_dir, tmp_path, "ff_opening", jobs) as (fleet, ids):
         caps.limits = {str(one): [("api", 2)] for one in ids}
         held = {str(one) for one in ids[1::2]}
-        await progress(fleet, 40)
+        await progress(fleet, 20)
         # The raise has made them claimable, in a transaction that never commits.
         raising = await asyncpg.connect(fleet.dsn)
         await raising.execute("begin")
@@ -464,10 +464,10 @@ async def test_a_server_killed_while_limits_open_lets_run_what_may_and_nothing_e
         raising.terminate()
         async with await ff.Engine.connect(fleet.dsn) as engine:
             assert (await engine.get_budget_status(budget)).is_exhausted
-            await until(lambda: len(done(fleet)) == 80, fleet)
+            await until(lambda: len(done(fleet)) == 40, fleet)
             assert not done(fleet) & held
             await engine.update_budget(budget, raise_by={"tokens": 1000})
-            await until(lambda: len(done(fleet)) >= 90, fleet)
+            await until(lambda: len(done(fleet)) >= 50, fleet)
         kill_server(data_dir)
         (await asyncio.to_thread(embedded.start, data_dir)).release()
         await all_ended(fleet, ids)
