@@ -6,11 +6,8 @@ create or replace function flowfabric.lock_heads(p_policies uuid[], p_keys text[
 language plpgsql as $$
 declare
     v_locked text[];
-    -- A row that was changed while this call waited for it has moved, and is looked for again. Several only once more: what
-    -- is locked then is out of order.
-    v_tries integer := case when cardinality(p_policies) = 1 then 50 else 2 end;
 begin
-    for v_try in 1 .. v_tries loop
+    for v_try in 1 .. 2 loop
         if p_mode = 'wait' then
             select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
             from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
@@ -33,7 +30,7 @@ begin
                   join flowfabric.quota_head h on h.ctid = f.tid
                   for no key update of h skip locked) x;
         end if;
-        exit when coalesce(cardinality(v_locked), 0) = cardinality(p_policies) or v_try = v_tries;
+        exit when coalesce(cardinality(v_locked), 0) = cardinality(p_policies) or v_try = 2;
         -- New ones, each by one transaction at a time: a second one that inserted it too would wait, in any order.
         insert into flowfabric.quota_head (policy_id, key)
         select u.policy_id, u.key from unnest(p_policies, p_keys) as u (policy_id, key)
