@@ -1,4 +1,4 @@
-"""Draws the pictures of flows in the documentation, with the code of `flowfabric flow export`.
+"""Draws the pictures of flows in the documentation, with the code of `flowfabric flow export`, and the life of a stream.
 
     python scripts/pictures.py           write docs/concepts/*.svg
     python scripts/pictures.py --check   change nothing; exit 1 and name the pictures that differ
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID, uuid5
 
-from flowfabric.drawing.fold import FOLD
+from flowfabric.drawing.fold import FOLD, LINE, LOOKS
 from flowfabric.drawing.svg import to_svg
 from flowfabric.values.flow import CancellationPolicy, EdgeSnapshot, FlowGraph, FlowNode, FlowSnapshot
 from flowfabric.values.ids import ExecutionId, FlowId
@@ -161,11 +161,84 @@ def picture(name: str) -> str:
     return to_svg(graph(name), fold=FOLD)
 
 
+class Close(NamedTuple):
+    """What happens to an attempt, the reason with which that closes its stream, and the colour of that state."""
+
+    when: str
+    reason: str
+    state: State
+
+
+LIFE = (
+    Close("it completes", "attempt_success", State.COMPLETED),
+    Close("it fails, retried or not", "attempt_failure", State.FAILED),
+    Close("it is cancelled", "attempt_cancelled", State.CANCELLED),
+    Close("a time limit ends it", "expired", State.EXPIRED),
+    Close("it waits too long", "suspension_timeout", State.EXPIRED),
+    Close("it is skipped", "dependency_impossible", State.SKIPPED),
+    Close("its worker is not heard from", "lease_expired", State.DELAYED),
+    Close("an operator takes its lease", "lease_revoked", State.DELAYED),
+)
+RECLAIMED = Close("another worker takes over", "reclaimed", State.WAITING)  # after the last two
+_ROW, _WIDE, _HIGH = 40, 172, 28
+_LEFT, _MIDDLE, _RIGHT = 16, 470, 730
+
+
+def life_of_a_stream() -> str:
+    """Return the SVG of what opens and closes a stream: an attempt on the left, the reasons of closing beside it."""
+    height = 16 + _ROW * len(LIFE)
+    middle = 16 + (_ROW * len(LIFE) - (_ROW - _HIGH)) / 2
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 918 {height}" width="918" height="{height}" '
+        "font-family=\"ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace\" font-size=\"11\">",
+        "<title>The life of a stream</title>",
+        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" markerHeight="8" '
+        f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="{LINE}"/></marker></defs>',
+        *_box(_LEFT, middle - _HIGH / 2, "open", State.ACTIVE),
+        f'<text x="{_LEFT + _WIDE / 2:g}" y="{middle - 22:g}" text-anchor="middle" fill="{LINE}">an attempt starts</text>',
+        f'<text x="{_LEFT + _WIDE / 2:g}" y="{middle + 30:g}" text-anchor="middle" fill="{LINE}">waits leave it open</text>',
+    ]
+    last = 16 + _ROW * (len(LIFE) - 1.5) + _HIGH / 2
+    for number, close in enumerate(LIFE):
+        y = 16 + _ROW * number + _HIGH / 2
+        lines += [
+            _arrow(_LEFT + _WIDE, middle, _MIDDLE, y),
+            f'<text x="{_MIDDLE - 12}" y="{y - 6:g}" text-anchor="end" fill="{LINE}">{close.when}</text>',
+            *_box(_MIDDLE, y - _HIGH / 2, close.reason, close.state),
+        ]
+        if close.reason.startswith("lease_"):
+            lines.append(_arrow(_MIDDLE + _WIDE, y, _RIGHT, last))
+    lines += _box(_RIGHT, last - _HIGH / 2, RECLAIMED.reason, RECLAIMED.state)
+    where = f'x="{_RIGHT + _WIDE / 2:g}" y="{last + 30:g}"'
+    lines.append(f'<text {where} text-anchor="middle" fill="{LINE}">{RECLAIMED.when}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _box(x: float, y: float, text: str, state: State) -> list[str]:
+    look = LOOKS[state]
+    return [
+        f'<rect x="{x:g}" y="{y:g}" width="{_WIDE}" height="{_HIGH}" rx="7" fill="{look.fill}" stroke="{look.line}"/>',
+        f'<text x="{x + _WIDE / 2:g}" y="{y + _HIGH / 2 + 4:g}" text-anchor="middle" font-weight="600" '
+        f'fill="{look.ink}">{text}</text>',
+    ]
+
+
+def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
+    """A curve that leaves a box to the right and arrives level."""
+    bend = min((to_x - x) / 2, 60)
+    path = f"M{x:g} {y:g}C{x + bend:g} {y:g} {x:g} {to_y:g} {x + bend:g} {to_y:g}L{to_x:g} {to_y:g}"
+    return f'<path d="{path}" fill="none" stroke="{LINE}" stroke-width="1.4" marker-end="url(#arrow)"/>'
+
+
+def drawn() -> dict[str, str]:
+    """Return every picture by the name of its file."""
+    return {f"{name}.svg": picture(name) for name in SAMPLES} | {"stream.svg": life_of_a_stream()}
+
+
 def main() -> int:
     drifted = []
-    for name in SAMPLES:
-        file = TARGET / f"{name}.svg"
-        text = picture(name)
+    for name, text in drawn().items():
+        file = TARGET / name
         if not file.exists() or file.read_text(encoding="utf-8") != text:
             drifted.append(file.name)
             if "--check" not in sys.argv[1:]:

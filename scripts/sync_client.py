@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeAlias, TypeGuard
 
 ROOT = Path(__file__).parent.parent
 CLIENT = ROOT / "src/flowfabric/client"
@@ -210,17 +211,25 @@ class Client:
 '''
 
 
-def methods(source: Path, name: str) -> list[ast.AsyncFunctionDef]:
+AnyFunction: TypeAlias = ast.AsyncFunctionDef | ast.FunctionDef
+
+
+def methods(source: Path, name: str) -> list[AnyFunction]:
     tree = ast.parse(source.read_text())
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     return [
-        node
-        for node in found.body
-        if isinstance(node, ast.AsyncFunctionDef) and not node.name.startswith("_") and node.name not in SKIPPED
+        node for node in found.body if _is_call(node) and not node.name.startswith("_") and node.name not in SKIPPED
     ]
 
 
-def call_of(node: ast.AsyncFunctionDef) -> str:
+def _is_call(node: ast.stmt) -> TypeGuard[AnyFunction]:
+    """Whether it is a coroutine function, or returns an async iterator."""
+    if isinstance(node, ast.FunctionDef):
+        return node.returns is not None and ast.unparse(node.returns).startswith("AsyncIterator[")
+    return isinstance(node, ast.AsyncFunctionDef)
+
+
+def call_of(node: AnyFunction) -> str:
     args = node.args
     passed = [arg.arg for arg in args.posonlyargs + args.args if arg.arg != "self"]
     if args.vararg:
@@ -231,12 +240,12 @@ def call_of(node: ast.AsyncFunctionDef) -> str:
     return ", ".join(passed)
 
 
-def written(node: ast.AsyncFunctionDef, target: str) -> str:
+def written(node: AnyFunction, target: str) -> str:
     returns = ast.unparse(node.returns) if node.returns else "None"
     call = f"self._portal.call({target}.{node.name}({call_of(node)}))"
     shown = re.sub(r"\bRun\[", "SyncRun[", returns).replace("FlowRun", "SyncFlowRun")
     if returns.startswith("AsyncIterator["):
-        body = f"yield from self._portal.iterate({target}.{node.name}({call_of(node)}))"
+        body = f"return self._portal.iterate({target}.{node.name}({call_of(node)}))"
         shown = returns.removeprefix("Async")
     elif returns.startswith("list[Run["):
         body = f"return [SyncRun(self._portal, run) for run in {call}]"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import flowfabric as ff
+from flowfabric._postgres import build
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import NewEdge, NewNode
@@ -18,11 +19,18 @@ from tests.docs.pages import PAGES, ROOT, load
 SCRIPT = load(ROOT / "scripts" / "pictures.py", "draw_pictures")
 
 
-@pytest.mark.parametrize("name", SCRIPT.SAMPLES)
+@pytest.mark.parametrize("name", SCRIPT.drawn())
 def test_a_picture_is_what_the_script_draws(name: str) -> None:
-    assert (SCRIPT.TARGET / f"{name}.svg").read_text(encoding="utf-8") == SCRIPT.picture(name), (
-        "run scripts/pictures.py"
-    )
+    assert (SCRIPT.TARGET / name).read_text(encoding="utf-8") == SCRIPT.drawn()[name], "run scripts/pictures.py"
+
+
+def test_the_picture_of_a_stream_has_every_reason_that_closes_one() -> None:
+    sql = dict(build.sql_files("functions"))["functions/streams/closed_as.sql"]
+    reasons = set(re.findall(r"(?:then|else) '([a-z_]+)'(?! \|\|)", sql)) | {"lease_expired", "lease_revoked"}
+    shown = {close.reason for close in (*SCRIPT.LIFE, SCRIPT.RECLAIMED)}
+    assert shown == reasons
+    page = (ROOT / "docs" / "concepts" / "streams.md").read_text(encoding="utf-8")
+    assert [reason for reason in shown if f"`{reason}`" not in page] == []
 
 
 def test_a_picture_that_differs_is_named_and_left_alone(
@@ -40,7 +48,7 @@ def test_a_picture_that_differs_is_named_and_left_alone(
 
 
 def test_every_picture_is_drawn_by_the_script_and_shown_on_a_page() -> None:
-    drawn = {f"{name}.svg" for name in SCRIPT.SAMPLES}
+    drawn = set(SCRIPT.drawn())
     assert {file.name for file in (ROOT / "docs").rglob("*.svg")} == drawn
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert {link.rsplit("/", 1)[-1] for link in re.findall(r"!\[[^\]]+\]\(([^)]+\.svg)\)", text)} == drawn

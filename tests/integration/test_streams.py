@@ -288,6 +288,8 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
             ("x", {"type": "\0"}),
             ("x", {"live": True, "ttl": -1}),
             ("x", {"kind": "other"}),
+            ("x", {"kind": []}),
+            ("x", {"live": "yes"}),
             ("x", {"durability_mode": "sometimes"}),
         ):
             with pytest.raises(ff.InvalidInput) as caught:
@@ -296,7 +298,7 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
         with pytest.raises(ValidationFailed) as large:
             await ctx.emit(b"x" * 65_537)
         found.append(large.value.kind)
-        for patch in ([], 5, None, {"a": "\0"}, {"a": object()}):
+        for patch in ([], 5, None, {"a": "\0"}, {"a": object()}, {"a": float("nan")}, {"a": {"b": [float("inf")]}}):
             with pytest.raises(ff.InvalidInput):
                 await ctx.summarize(patch)  # type: ignore[arg-type]
 
@@ -311,6 +313,8 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
         "frame_type",
         "ttl",
         "kind",
+        "kind",
+        "live",
         "durability_mode",
         "retention_limit_exceeded",
     ]
@@ -366,6 +370,42 @@ async def test_what_a_task_logs_becomes_frames(app: ff.App) -> None:
     finally:
         log.removeHandler(handler)
     assert [(f.text, f.type) for f in frames] == [("WARNING careful\n", "log"), ("ERROR from a thread\n", "log")]
+
+
+async def test_no_log_line_is_too_long_or_no_text(app: ff.App) -> None:
+    log = logging.getLogger("some.module")
+    handler = ff.EmitHandler()
+    log.addHandler(handler)
+
+    @app.task
+    async def talkative(ctx: ff.Context) -> None:
+        log.warning("x" * 100_000)
+        log.warning("lone \ud800")
+
+    try:
+        async with working(app):
+            frames = await read(await talkative.submit())
+    finally:
+        log.removeHandler(handler)
+    assert frames == ["x" * 65_535 + "\n", "lone \\ud800\n"]
+
+
+async def test_a_task_that_a_handler_left_behind_does_not_keep_it_from_ending(app: ff.App) -> None:
+    @app.task
+    async def careless(ctx: ff.Context) -> None:
+        async def chatter() -> None:
+            while True:
+                await ctx.emit("still here")
+                await asyncio.sleep(0)
+
+        left.append(asyncio.create_task(chatter()))
+        await ctx.emit("first")
+
+    left: list[asyncio.Task[None]] = []
+    async with working(app):
+        run = await careless.submit()
+        await run.result(timeout=PATIENCE)
+        assert (await read(run))[0] == "first"
 
 
 # ---- followers
@@ -427,13 +467,54 @@ async def test_options_of_following(app: ff.App, engine: ff.Engine) -> None:
         if isinstance(item, KeepAlive):
             break
     assert seen[-1].cursor == seen[-2].cursor
-    for bad in ({"after": "x"}, {"after": "1-1"}, {"attempt": -1}, {"keep_alive": 0}, {"timeout": -1}, {"live": 5}):
-        with pytest.raises(ff.InvalidInput):
-            async for _ in run.stream(**bad):  # type: ignore[arg-type]
-                pass
+    for bad in ({"after": "x"}, {"after": "1-1"}, {"after": []}, {"attempt": -1}, {"keep_alive": 0}, {"timeout": -1},
+                {"live": 5}, {"live": 1}):  # fmt: skip
+        with pytest.raises(ff.InvalidInput) as caught:
+            run.stream(**bad)  # type: ignore[arg-type]  # before a response of a server begins
+        assert caught.value.field == next(iter(bad))
+    with pytest.raises(ff.InvalidInput) as caught:
+        async for _ in run.stream(after="1/0-0"):  # there is no second attempt
+            pass
+    assert caught.value.field == "after"
     with pytest.raises(ff.NotFound):
         async for _ in (await app.client()).run("0b0e8400-e29b-41d4-a716-446655440000").stream():
             pass
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_alive": 0.05}, {"timeout": 60}, {"keep_alive": 60, "timeout": 60}])
+async def test_a_reader_ends_with_its_engine(
+    database: str, engine: ff.Engine, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    held = await started(engine)
+    reading = ff.App(database, name="reading")
+    client = await reading.client()
+    task = asyncio.create_task(read(client.run(held.execution_id), **options))
+    await until(lambda: client.engine.tails.count == 1)
+    await reading.close()
+    with pytest.raises(Unavailable):
+        await task
+    assert caplog.messages == []
+
+
+async def test_readers_at_the_same_position_share_a_page(
+    app: ff.App, engine: ff.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    read_streams = ff.Engine._read_streams
+
+    async def counted(engine: ff.Engine, items: Any, *options: Any) -> Any:
+        asked.append(len(items))
+        return await read_streams(engine, items, *options)
+
+    held = await started(engine)
+    client = await app.client()
+    tasks = [asyncio.create_task(read(client.run(held.execution_id))) for _ in range(50)]
+    await until(lambda: client.engine.tails.count == 50)
+    monkeypatch.setattr(ff.Engine, "_read_streams", counted)
+    await engine.append_frame(held.handle, NewFrame(payload=b"x" * 60_000))
+    await engine.complete(held.handle, b"1")
+    assert await asyncio.gather(*tasks) == [["x" * 60_000]] * 50
+    assert max(asked) == 1
 
 
 async def test_a_run_that_was_never_claimed_ends_its_stream(app: ff.App, engine: ff.Engine) -> None:
@@ -488,6 +569,46 @@ async def test_a_flow_is_followed_as_a_whole(app: ff.App) -> None:
         *(("first", f"a{n}") for n in range(3)),
         *(("second", f"b{n}") for n in range(3)),
     ]
+
+
+async def test_a_silent_flow_is_kept_alive_as_a_whole(app: ff.App) -> None:
+    release = asyncio.Event()
+
+    @app.task
+    async def silent() -> None:
+        await release.wait()
+
+    flow = app.flow("silent")
+    for number in range(20):
+        flow.add(silent, name=f"{number}")
+    async with working(app):
+        run = await flow.submit()
+        asyncio.get_running_loop().call_later(0.3, release.set)
+        kept: list[Any] = []
+        async for item in run.stream(keep_alive=0.1):
+            kept.append(item)
+            if release.is_set():
+                break
+        assert {type(item) for item in kept} == {KeepAlive}
+        assert len(kept) < 10  # one for all 20 nodes, not one for each
+
+
+async def test_bad_options_of_following_a_flow_are_named(app: ff.App) -> None:
+    @app.task
+    async def node(ctx: ff.Context) -> None:
+        await ctx.emit("x")
+
+    flow = app.flow("one")
+    flow.add(node, name="a")
+    async with working(app):
+        run = await flow.submit()
+        for bad in ({"after": "x"}, {"after": [1]}, {"after": {"a": "x"}}, {"live": 5}, {"keep_alive": 0},
+                    {"timeout": -1}):  # fmt: skip
+            with pytest.raises(ff.InvalidInput) as caught:
+                run.stream(**bad)  # type: ignore[arg-type]
+            assert caught.value.field == next(iter(bad))
+        (frame,) = [item async for item in run.stream()]
+        assert [item async for item in run.stream(after={"a": frame.cursor})] == []
 
 
 async def test_following_a_flow_has_a_time_limit(app: ff.App) -> None:

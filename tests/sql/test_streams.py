@@ -437,6 +437,19 @@ async def test_the_rate_and_the_cap(
     assert row["live_cap"] == after[1]
 
 
+@pytest.mark.parametrize("alpha", [0.2, 0.9, 0.999999, 1.0, 1e-300])
+async def test_a_call_of_many_best_effort_frames_has_a_rate_for_every_weight(
+    engine: ff.Engine, clock: Clock, alpha: float
+) -> None:
+    held = await started(engine, lease_ttl=timedelta(days=1))
+    mode = BestEffortLive(ttl=timedelta(seconds=5), ema_alpha=alpha)
+    for _ in range(2):
+        made = await append(engine, held.handle, *[b"x"] * 900, mode=mode)
+        assert made[-1].maxlen_applied is not None
+        assert 64 <= made[-1].maxlen_applied <= 10_000  # 1,000 frames a second, for twice 5 seconds
+        await clock.advance(hours=5)
+
+
 async def test_best_effort_frames_beyond_the_cap_are_invisible_and_do_not_come_back(engine: ff.Engine) -> None:
     held = await started(engine)
     tight = BestEffortLive(ttl=timedelta(seconds=5), maxlen_floor=3, maxlen_ceiling=3)
@@ -492,11 +505,25 @@ async def test_the_sweep_empties_old_segments_of_the_ring(
     await append(engine, held.handle, b"2")
     await sql.execute("select flowfabric.sweep(100)")
     assert await payloads(engine, held.handle) == [b"1", b"2"]
-    await clock.advance(minutes=31)
+    await clock.advance(minutes=30)
     await sql.execute("select flowfabric.sweep(100)")
     assert await payloads(engine, held.handle) == [b"2"]
     await append(engine, held.handle, b"3", mode=LIVE)
     assert await payloads(engine, held.handle) == [b"2", b"3"]
+
+
+async def test_ids_grow_over_a_sweep_though_the_clock_steps_back(
+    engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]
+) -> None:
+    """The sweep must not take away the highest id of a stream: best-effort frames of the segment that comes next."""
+    held = await started(engine, lease_ttl=timedelta(days=1))
+    await clock.advance(minutes=15)
+    last = (await append(engine, held.handle, *(b"%d" % n for n in range(5)), mode=LIVE))[-1]
+    await clock.advance(minutes=-15)
+    await sql.execute("select flowfabric.sweep(100)")
+    await append(engine, held.handle, b"durable")
+    page = await engine.tail_stream(held.execution_id, 0, after=last.stream_id)
+    assert [frame.payload for frame in page.frames] == [b"durable"]
 
 
 # ---- retention
@@ -513,6 +540,49 @@ async def test_a_stream_keeps_the_newest_durable_frames(engine: ff.Engine, sql: 
     stored = await sql.fetchval("select sum(size) from flowfabric.frame")
     assert stored <= 20 + 100 + 3  # the last calls are removed with the next ones
     assert (await engine.read_stream(held.execution_id, 0)).frame_count == sent
+
+
+async def test_deltas_between_durable_frames_do_not_keep_these_from_being_removed(
+    engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    held = await started(engine, policy=ExecutionPolicy(stream_policy=StreamPolicy(retention_maxlen=10)))
+    frames = [NewFrame(payload=b"{}", mode=SUMMARY) if n % 2 else NewFrame(payload=b"d") for n in range(1000)]
+    await engine.append_frames([(held.handle, frame) for frame in frames])
+    for _ in range(30):
+        await append(engine, held.handle, b"d")
+    stored = dict(await sql.fetch("select mode, sum(size) from flowfabric.frame group by mode"))  # type: ignore[arg-type]
+    assert stored["durable"] <= 10 + 2
+    assert stored["summary"] == 64
+    summary = await engine.read_summary(held.execution_id, 0)
+    assert summary is not None
+    assert summary.version == 500
+
+
+async def test_a_removed_type_is_still_counted_for_a_re_run(engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+    held = await started(engine, policy=ExecutionPolicy(stream_policy=StreamPolicy(retention_maxlen=10)))
+    mark = 0
+    used: dict[str, int] = {}
+
+    async def emit(kind: str) -> None:
+        nonlocal mark
+        mark += 1
+        used[kind] = used.get(kind, 0) + 1
+        await append(engine, held.handle, b"x", frame_type=kind, mark=mark, type_mark=used[kind])
+
+    for kind in ("start", "start", "plan"):
+        await emit(kind)
+    for _ in range(60):
+        await emit("delta")
+    assert await engine.count_emitted(held.execution_id, 0) == (
+        mark,
+        {("durable", kind): n for kind, n in used.items()},
+    )
+    assert len(await payloads(engine, held.handle)) == 10
+    # A type for each frame is no type: these are removed in the end.
+    for number in range(200):
+        await emit(f"{number}")
+    assert await sql.fetchval("select sum(size) from flowfabric.frame") <= 10 + 2 + 100
+    assert len(await payloads(engine, held.handle)) == 10
 
 
 async def test_telemetry_never_displaces_output(engine: ff.Engine) -> None:

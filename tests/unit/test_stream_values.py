@@ -139,6 +139,7 @@ def test_a_frame_of_65536_bytes_is_accepted_and_one_more_is_not() -> None:
     [
         ({"payload": "text"}, "payload"),
         ({"kind": "log"}, "kind"),
+        ({"kind": []}, "kind"),
         ({"frame_type": "x" * 129}, "frame_type"),
         ({"frame_type": "\0"}, "frame_type"),
         ({"frame_type": "\ud800"}, "frame_type"),
@@ -152,6 +153,7 @@ def test_a_frame_of_65536_bytes_is_accepted_and_one_more_is_not() -> None:
         ({"mode": BestEffortLive(ttl=timedelta(1), maxlen_floor="a")}, "maxlen_floor"),  # type: ignore[arg-type]
         ({"mode": BestEffortLive(ttl=timedelta(1), maxlen_ceiling=1.5)}, "maxlen_ceiling"),  # type: ignore[arg-type]
         ({"mode": BestEffortLive(ttl=timedelta(1), ema_alpha="a")}, "ema_alpha"),  # type: ignore[arg-type]
+        ({"mode": BestEffortLive(ttl=timedelta(1), ema_alpha=10**400)}, "ema_alpha"),
         ({"payload": b"[]", "mode": DurableSummary()}, "patch"),
         ({"payload": b"{}", "mode": DurableSummary(patch_kind="other")}, "patch_kind"),  # type: ignore[arg-type]
     ],

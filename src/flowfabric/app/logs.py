@@ -13,8 +13,8 @@ _OF_TASKS = "flowfabric.task"
 class EmitHandler(logging.Handler):
     """Emits the records that a running task logs as frames of the type `log`; others are ignored.
 
-    It never waits: lines are dropped while the buffer of the execution is full. A handler that runs again after a wait
-    logs again.
+    It never waits: lines are dropped while the buffer of the execution is full, and long ones are cut. A handler that
+    runs again after a wait logs again.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -24,6 +24,6 @@ class EmitHandler(logging.Handler):
         if scope is None or (record.name.startswith(_OWN) and record.name != _OF_TASKS):
             return
         try:
-            scope.emit_soon(self.format(record) + "\n", "log", "stderr")
+            scope.emit_soon(self.format(record), "log", "stderr")
         except Exception:
             self.handleError(record)

@@ -7,7 +7,7 @@ continues there. A page closes its `EventSource` at the event `end`; otherwise t
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import assert_never, overload
 
 import msgspec
@@ -64,6 +64,10 @@ async def _async_events(items: AsyncIterator[StreamItem]) -> AsyncIterator[bytes
 
 
 def _events(items: Iterator[StreamItem]) -> Iterator[bytes]:
-    for item in items:
-        yield event(item)
-    yield END
+    try:
+        for item in items:
+            yield event(item)
+        yield END
+    finally:
+        if isinstance(items, Generator):
+            items.close()

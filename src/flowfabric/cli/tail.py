@@ -51,10 +51,10 @@ def tail(
         from flowfabric.client.following import Follower  # noqa: PLC0415
 
         target = await resolve(engine, execution)
-        follower = Follower(engine, target, codecs, after=after, attempt=_index(attempt), live=live)
+        follower = Follower(target, after=after, attempt=_index(attempt), live=live)
         page = _Raw() if raw else _Lines(target, codecs) if json else _Page()
         try:
-            async for item in follower.items():
+            async for item in follower.items(engine, codecs):
                 page.show(item)
         except NotFound:
             raise await missing(engine, target) from None
@@ -88,7 +88,7 @@ def summary(
         from flowfabric.client.following import Follower  # noqa: PLC0415
         from flowfabric.values.stream import Frame  # noqa: PLC0415
 
-        async for item in Follower(engine, target, None, attempt=index, live=False).items():
+        async for item in Follower(target, attempt=index, live=False).items(engine, None):
             if not isinstance(item, Frame) or item.mode == "summary":
                 shown = await _print_summary(engine, target, index, shown, as_json=json)
         await _print_summary(engine, target, index, shown, as_json=json)

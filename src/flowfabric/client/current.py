@@ -117,7 +117,7 @@ class Scope(Protocol):
         durability_mode: DurabilityMode | None,
     ) -> None: ...
 
-    def emit_soon(self, text: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+    def emit_soon(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
         """Emit text from any thread without waiting."""
 
     async def summarize(self, patch: Any, *, plain: bool, durability_mode: DurabilityMode | None) -> None: ...

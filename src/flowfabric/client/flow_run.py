@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from uuid import UUID
@@ -44,6 +44,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 _RACE = frozenset(("sibling_quorum_satisfied", "sibling_quorum_impossible"))
 _WATCHED = 50  # members to wait for at a time
+_NO_NODE = ExecutionId(UUID(int=0))  # to check options before any node is known
 
 
 class Named(Protocol[R_co]):
@@ -248,7 +249,7 @@ class FlowRun:
             reason=None if header is None else header.cancel_reason,
         )
 
-    async def stream(
+    def stream(
         self,
         *,
         after: Mapping[str, str] | None = None,
@@ -260,27 +261,31 @@ class FlowRun:
 
         `after` has the last cursor of each node that was read before. See `Run.stream`.
         """
-        client = await self._client()
+        if after is not None and not isinstance(after, Mapping):
+            raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="a cursor for each node, by name")
         known = dict(after or {})
-        seconds = wait_seconds(timeout, "timeout", timedelta(0))
-        until = None if seconds is None else time.monotonic() + seconds
+        for cursor in known.values():
+            Follower(_NO_NODE, after=cursor)
+        Follower(_NO_NODE, live=live)
+        return self._follow(
+            known, live, wait_seconds(keep_alive, "keep_alive"), wait_seconds(timeout, "timeout", timedelta(0))
+        )
+
+    async def _follow(
+        self, known: Mapping[str, str], live: bool, keep_alive: float | None, timeout: float | None
+    ) -> AsyncIterator[StreamItem]:
+        client = await self._client()
+        until = None if timeout is None else time.monotonic() + timeout
 
         async def nodes() -> Mapping[str, ExecutionId]:
             return (await self.refresh()).nodes
 
-        def follower(name: str, execution_id: ExecutionId) -> Follower:
-            return Follower(
-                client.engine,
-                execution_id,
-                client.codecs,
-                after=known.get(name),
-                live=live,
-                keep_alive=keep_alive,
-                timeout=None if until is None else max(until - time.monotonic(), 0),
-                node=name,
-            )
+        def follower(name: str, execution_id: ExecutionId) -> AsyncGenerator[StreamItem, None]:
+            left = None if until is None else max(until - time.monotonic(), 0)
+            follower = Follower(execution_id, after=known.get(name), live=live, timeout=left, node=name)
+            return follower.items(client.engine, client.codecs)
 
-        async with contextlib.aclosing(follow_nodes(nodes, follower)) as items:
+        async with contextlib.aclosing(follow_nodes(nodes, follower, keep_alive)) as items:
             async for item in items:
                 yield item
 

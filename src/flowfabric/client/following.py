@@ -38,11 +38,12 @@ _NEW_NODES = 1.0  # seconds until a flow is asked for new nodes
 class Follower:
     """Follows one execution: its frames in order, and where one attempt ends and the next begins."""
 
+    _engine: Engine
+    _codecs: Codecs | None
+
     def __init__(
         self,
-        engine: Engine,
         execution_id: ExecutionId,
-        codecs: Codecs | None,
         *,
         after: str | None = None,
         attempt: int | None = None,
@@ -51,32 +52,38 @@ class Follower:
         timeout: Duration | None = None,
         node: str | None = None,
     ) -> None:
-        """Without `codecs` payloads stay as they are stored."""
-        self._engine = engine
-        self._codecs = codecs
+        """Check the options; raises `InvalidInput`."""
         self._execution_id = execution_id
         self._stays = attempt is not None
         self._index = 0 if attempt is None else check_int(attempt, "attempt", 0, 2**31 - 1)
         self._begin: Position = START
         self._cursor = f"{self._index}/0-0"
-        if after:
+        if after not in (None, ""):
             index, position = parse_run_cursor(after)
             if attempt is not None and index != attempt:
                 raise InvalidInput(f"is of attempt {index}", field="after", allowed=f"a cursor of attempt {attempt}")
-            self._index, self._begin, self._cursor = index, position.following, after
-        if live not in (True, False):
+            self._index, self._begin, self._cursor = index, position.following, f"{index}/{position.ms}-{position.n}"
+        if not isinstance(live, bool):
             raise InvalidInput(f"got {live!r}", field="live", allowed="True or False")
         self._live = live
         self._keep_alive = wait_seconds(keep_alive, "keep_alive")
         self._timeout = wait_seconds(timeout, "timeout", least=timedelta(0))
         self._node = node
 
-    async def items(self) -> AsyncGenerator[StreamItem, None]:
-        """Yield the items until the execution has ended and everything was read."""
+    async def items(self, engine: Engine, codecs: Codecs | None) -> AsyncGenerator[StreamItem, None]:
+        """Yield the items until the execution has ended and everything was read.
+
+        Without `codecs` payloads stay as they are stored.
+        """
+        self._engine, self._codecs = engine, codecs
         until = None if self._timeout is None else time.monotonic() + self._timeout
         page = await self._read()
         if not page.is_known:
             raise NotFound("execution", self._execution_id)
+        if self._index >= max(page.attempts, 1) and not self._stays:
+            raise InvalidInput(
+                f"is of attempt {self._index}", field="after", allowed=f"the cursor of an item of {self._execution_id}"
+            )
         while True:
             for frame in page.frames:
                 opened = self._opened(frame)
@@ -119,7 +126,7 @@ class Follower:
             raise TimedOut("stream", round((self._timeout or 0) * 1000))
         spans = [span for span in (left, self._keep_alive) if span is not None]
         found = await self._engine.tails.wait(waiter, min(spans, default=None))
-        if found is None and not spans:
+        if found is None and self._engine.tails.is_closing:
             raise Unavailable("stream", "the engine shuts down")
         if found is None and (self._keep_alive is None or (left is not None and left <= self._keep_alive)):
             raise TimedOut("stream", round((self._timeout or 0) * 1000))
@@ -144,46 +151,71 @@ class Follower:
 
 
 async def follow_nodes(
-    nodes: Callable[[], Awaitable[Mapping[str, ExecutionId]]], follower: Callable[[str, ExecutionId], Follower]
+    nodes: Callable[[], Awaitable[Mapping[str, ExecutionId]]],
+    follower: Callable[[str, ExecutionId], AsyncGenerator[StreamItem, None]],
+    keep_alive: float | None,
 ) -> AsyncGenerator[StreamItem, None]:
-    """Yield the items of all nodes of a flow as they come, also of nodes that are added meanwhile."""
-    queue: asyncio.Queue[StreamItem] = asyncio.Queue(_QUEUE)
+    """Yield the items of all nodes of a flow as they come, also of nodes that are added meanwhile.
+
+    `follower` returns the items of a node.
+    """
+    queue: asyncio.Queue[StreamItem | asyncio.Task[None]] = asyncio.Queue(_QUEUE)
     following: dict[ExecutionId, asyncio.Task[None]] = {}
-    waiting: asyncio.Task[StreamItem] | None = None
+    open_nodes = 0
+    cursor = "0/0-0"
+    quiet_since = time.monotonic()
     try:
         while True:
-            for name, execution_id in (await nodes()).items():
-                if execution_id not in following:
-                    work = _pump(follower(name, execution_id), queue)
-                    following[execution_id] = background(work, "flowfabric node")
-            again_at = time.monotonic() + _NEW_NODES
-            while (left := again_at - time.monotonic()) > 0:
-                waiting = waiting or asyncio.ensure_future(queue.get())
-                live = [task for task in following.values() if not task.done()]
-                await asyncio.wait([waiting, *live], timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                for task in following.values():
-                    if task.done():
-                        task.result()
-                if waiting.done():
-                    yield waiting.result()
-                    waiting = None
-                elif not any(not task.done() for task in following.values()) and queue.empty():
-                    break
-            else:
-                continue
-            if not (await nodes()).values() - following.keys():
+            found = await nodes()
+            new = [(name, one) for name, one in found.items() if one not in following]
+            if not new and not open_nodes:
                 return
+            for name, execution_id in new:
+                following[execution_id] = background(_pump(follower(name, execution_id), queue), "flowfabric node")
+            open_nodes += len(new)
+            again_at = time.monotonic() + _NEW_NODES
+            while open_nodes:
+                quiet_until = again_at if keep_alive is None else quiet_since + keep_alive
+                try:
+                    if queue.empty():
+                        async with asyncio.timeout(max(min(again_at, quiet_until) - time.monotonic(), 0)):
+                            item = await queue.get()
+                    else:
+                        item = queue.get_nowait()
+                except TimeoutError:
+                    if keep_alive is not None and time.monotonic() >= quiet_until:
+                        quiet_since = time.monotonic()
+                        yield KeepAlive(cursor=cursor)
+                    if time.monotonic() >= again_at:
+                        break
+                    continue
+                if isinstance(item, asyncio.Task):
+                    open_nodes -= 1
+                    await item  # raises what ended it
+                    continue
+                cursor = item.cursor
+                yield item
+                quiet_since = time.monotonic()
+                if quiet_since >= again_at:
+                    break
     finally:
         for task in following.values():
             task.cancel()
-        if waiting is not None:
-            waiting.cancel()
+        await asyncio.gather(*following.values(), return_exceptions=True)
 
 
-async def _pump(follower: Follower, queue: asyncio.Queue[StreamItem]) -> None:
-    async with contextlib.aclosing(follower.items()) as items:
-        async for item in items:
-            await queue.put(item)
+async def _pump(items: AsyncGenerator[StreamItem, None], queue: asyncio.Queue[StreamItem | asyncio.Task[None]]) -> None:
+    """Put the items of a node into the queue, and this task itself when it ends."""
+    this = asyncio.current_task()
+    assert this is not None
+    try:
+        async with contextlib.aclosing(items):
+            async for item in items:
+                await queue.put(item)
+    except Exception:
+        await queue.put(this)
+        raise
+    await queue.put(this)
 
 
 def wait_seconds(span: Duration | None, field: str, least: timedelta = timedelta(milliseconds=1)) -> float | None:

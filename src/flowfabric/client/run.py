@@ -129,7 +129,7 @@ class Run(Generic[R_co]):
         """All its attempts, oldest first."""
         return await (await self._client()).engine.list_attempts(self.execution_id)
 
-    async def stream(
+    def stream(
         self,
         *,
         after: str | None = None,
@@ -144,18 +144,14 @@ class Run(Generic[R_co]):
         the execution has ended and everything was read. `attempt` follows one attempt only; `live=False` leaves out
         best-effort frames; `keep_alive` yields a `KeepAlive` after that much silence. `TimedOut` after `timeout`.
         """
-        client = await self._client()
         follower = Follower(
-            client.engine,
-            self.execution_id,
-            client.codecs,
-            after=after,
-            attempt=attempt,
-            live=live,
-            keep_alive=keep_alive,
-            timeout=timeout,
+            self.execution_id, after=after, attempt=attempt, live=live, keep_alive=keep_alive, timeout=timeout
         )
-        async with contextlib.aclosing(follower.items()) as items:
+        return self._follow(follower)
+
+    async def _follow(self, follower: Follower) -> AsyncIterator[StreamItem]:
+        client = await self._client()
+        async with contextlib.aclosing(follower.items(client.engine, client.codecs)) as items:
             async for item in items:
                 yield item
 

@@ -131,7 +131,7 @@ class SyncRun(Generic[R_co]):
         the execution has ended and everything was read. `attempt` follows one attempt only; `live=False` leaves out
         best-effort frames; `keep_alive` yields a `KeepAlive` after that much silence. `TimedOut` after `timeout`.
         """
-        yield from self._portal.iterate(
+        return self._portal.iterate(
             self.run.stream(after=after, attempt=attempt, live=live, keep_alive=keep_alive, timeout=timeout)
         )
 
@@ -285,7 +285,7 @@ class SyncFlowRun:
 
         `after` has the last cursor of each node that was read before. See `Run.stream`.
         """
-        yield from self._portal.iterate(self.run.stream(after=after, live=live, keep_alive=keep_alive, timeout=timeout))
+        return self._portal.iterate(self.run.stream(after=after, live=live, keep_alive=keep_alive, timeout=timeout))
 
     def states(self) -> dict[str, State]:
         """The states of its nodes, by name."""
@@ -555,7 +555,7 @@ class Client:
 
     def all(self, **filters: Unpack[Filters]) -> Iterator[ExecutionInfo]:
         """Every execution that `find` would page through."""
-        yield from self._portal.iterate(self._client.all(**filters))
+        return self._portal.iterate(self._client.all(**filters))
 
     def failures(
         self, *, limit: int = 50, cursor: Place | None = None, **filters: Unpack[Filters]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,7 +16,7 @@ from flowfabric.engine.batch import Batch, Fences, raised, used
 from flowfabric.engine.checks import ESCAPED_NUL, check_batch, check_duration, check_int, check_word
 from flowfabric.engine.tails import Tails, Waiter
 from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import check_text, quoted
 from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.lease import Fence, Handle
 from flowfabric.values.stream import (
@@ -265,8 +266,7 @@ def check_frame(frame: NewFrame) -> NewFrame:
         raise ValidationFailed(
             "retention_limit_exceeded", f"the payload is {len(frame.payload)} bytes long; allowed: {MAX_FRAME}"
         )
-    if frame.kind not in _KINDS:
-        raise InvalidInput(f"got {frame.kind!r}", field="kind", allowed=", ".join(sorted(_KINDS)))
+    check_word(frame.kind, _KINDS, "kind")
     check_text(frame.frame_type, "frame_type", MAX_FRAME_TYPE)
     if frame.correlation_id is not None:
         check_text(frame.correlation_id, "correlation_id")
@@ -288,13 +288,21 @@ def check_frame(frame: NewFrame) -> NewFrame:
             check_duration(frame.mode.ttl, "ttl", least_ms=0)
             check_int(frame.mode.maxlen_floor, "maxlen_floor", -(2**31), 2**31 - 1)
             check_int(frame.mode.maxlen_ceiling, "maxlen_ceiling", -(2**31), 2**31 - 1)
-            if isinstance(frame.mode.ema_alpha, bool) or not isinstance(frame.mode.ema_alpha, int | float):
-                raise InvalidInput(f"got {frame.mode.ema_alpha!r}", field="ema_alpha", allowed="a number")
+            _check_number(frame.mode.ema_alpha, "ema_alpha")
         case _:
             raise InvalidInput(
                 f"got {type(frame.mode).__name__}", field="mode", allowed="Durable, DurableSummary or BestEffortLive"
             )
     return frame
+
+
+def _check_number(value: object, field: str) -> None:
+    """Check that the database can hold a number; one out of range is replaced there."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with contextlib.suppress(OverflowError):
+            float(value)
+            return
+    raise InvalidInput(f"got {quoted(value)}", field=field, allowed="a number")
 
 
 def check_patch(payload: bytes) -> None:

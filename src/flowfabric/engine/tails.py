@@ -137,6 +137,7 @@ class Tails:
         self._left: dict[ExecutionId, float] = {}  # without a waiter, and when to take the announcement back
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.is_closing = False  # the engine shuts down: nothing waits any more
 
     @property
     def count(self) -> int:
@@ -145,6 +146,8 @@ class Tails:
 
     async def wait(self, waiter: Waiter, timeout: float | None) -> StreamPage | None:
         """Wait for the page that ends the wait; None if that takes too long, or the engine shuts down."""
+        if self.is_closing:
+            return None
         waiter.future = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(waiter.execution_id, set()).add(waiter)
         self._new.add(waiter.execution_id)
@@ -227,26 +230,34 @@ class Tails:
 
     async def _read(self, waiters: Sequence[Waiter]) -> None:
         for _, group in itertools.groupby(sorted(waiters, key=_form), _form):
-            for chunk in _chunks(group):
+            # Readers at the same position of a stream share one page.
+            same: dict[tuple[ExecutionId, int | None, Position], list[Waiter]] = {}
+            for waiter in group:
+                same.setdefault((waiter.execution_id, waiter.attempt, waiter.begin), []).append(waiter)
+            for chunk in _chunks(same):
+                first = same[chunk[0]][0]
                 pages = await self._engine.read_streams(
-                    [(one.execution_id, one.attempt, one.begin) for one in chunk],
-                    count_limit=chunk[0].limit,
-                    visibility="all" if chunk[0].live else "exclude_best_effort",
+                    chunk, count_limit=first.limit, visibility="all" if first.live else "exclude_best_effort"
                 )
-                for waiter, page in zip(chunk, pages, strict=True):
-                    waiter.was_read(asyncio.get_running_loop().time())
-                    if waiter.future is None or waiter.future.done():
-                        continue
-                    if waiter.is_ready(page):
-                        waiter.future.set_result(page)
-                    elif page.frame_count != waiter.frames:
-                        # Frames that it does not show: the announcement is used up.
-                        if waiter.frames is not None:
-                            self._new.add(waiter.execution_id)
-                        waiter.frames = page.frame_count
+                for place, page in zip(chunk, pages, strict=True):
+                    for waiter in same[place]:
+                        self._give(waiter, page)
+
+    def _give(self, waiter: Waiter, page: StreamPage) -> None:
+        waiter.was_read(asyncio.get_running_loop().time())
+        if waiter.future is None or waiter.future.done():
+            return
+        if waiter.is_ready(page):
+            waiter.future.set_result(page)
+        elif page.frame_count != waiter.frames:
+            # Frames that it does not show: the announcement is used up.
+            if waiter.frames is not None:
+                self._new.add(waiter.execution_id)
+            waiter.frames = page.frame_count
 
     def end_waits(self) -> None:
-        """Let every call that waits return without frames."""
+        """Let every call that waits return without frames, and every later one at once."""
+        self.is_closing = True
         for waiters in list(self._waiting.values()):
             for waiter in list(waiters):
                 if waiter.future is not None and not waiter.future.done():

@@ -185,7 +185,7 @@ class _DryRun(Running):
     async def summarize(self, patch: Any, **_: Any) -> None:
         await self.check()
 
-    def emit_soon(self, text: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+    def emit_soon(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
         """Nothing is stored."""
 
     async def end_of_flow(

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from flowfabric.engine.streams import check_frame
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, LeaseLost, NotFound
+from flowfabric.values.checks import escape_text
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.lease import HandleKind
 from flowfabric.values.stream import (
+    MAX_FRAME,
     Appended,
     BestEffortLive,
     DurabilityMode,
@@ -53,11 +57,12 @@ class Emission:
 class Emitting:
     """The frames of one execution that are not stored yet, and the numbers of those that are."""
 
-    __slots__ = ("_bytes", "_changed", "_error", "_known", "_mark", "_pending", "_running", "_used")
+    __slots__ = ("_bytes", "_changed", "_error", "_known", "_mark", "_pending", "_running", "_sent", "_used")
 
     def __init__(self, running: Running) -> None:
         self._running = running
         self._pending = 0
+        self._sent = 0
         self._bytes = 0
         self._changed = asyncio.Event()
         self._error: FlowFabricError | None = None
@@ -96,17 +101,27 @@ class Emitting:
     def put(self, emission: Emission) -> None:
         """Send a frame with the next call, whatever waits before it."""
         self._pending += 1
+        self._sent += 1
         self._bytes += len(emission.frame.payload)
         self._running.worker.reports.emit(emission)
 
-    def put_if_room(self, emission: Emission) -> None:
-        """The same, if the buffer has room and the lease is held."""
-        if self._pending < MAX_FRAMES and self._bytes < MAX_BYTES and not self._running.is_cancelled:
-            self.put(emission)
+    def put_if_room(self, frame: NewFrame) -> None:
+        """The same, if the buffer has room and the lease is held. It does not count for a re-run of the handler."""
+        if self._pending >= MAX_FRAMES or self._bytes >= MAX_BYTES or self._running.is_cancelled:
+            return
+        if self._known is not None or self._is_first_run:
+            self._mark += 1
+            frame = msgspec.structs.replace(frame, mark=self._mark)
+        self.put(Emission(self._running, frame))
+
+    @property
+    def _is_first_run(self) -> bool:
+        """Whether the attempt has no frames yet that an earlier run emitted."""
+        return self._running.handle.kind is not HandleKind.RESUMED
 
     async def _read_known(self) -> None:
         running = self._running
-        if running.handle.kind is not HandleKind.RESUMED:
+        if self._is_first_run:
             self._known = {}
             return
         handle = running.handle
@@ -128,13 +143,14 @@ class Emitting:
         self._changed.set()
 
     async def flushed(self) -> None:
-        """Wait until every frame is stored; raises the error of the first that was refused."""
+        """Wait until every frame so far is stored; raises the error of the first that was refused."""
         await self.settled()
         self._raise()
 
     async def settled(self) -> None:
-        """Wait until every frame is stored or refused."""
-        while self._pending:
+        """Wait until every frame so far is stored or refused; a task that the handler left behind may emit more."""
+        sent = self._sent
+        while self._sent - self._pending < sent:
             self._changed.clear()
             await self._changed.wait()
 
@@ -165,6 +181,8 @@ async def emit(
     """Emit text, bytes or a JSON value."""
     await running.check()
     waits = _waits(running, durability_mode)
+    if not isinstance(live, bool):
+        raise InvalidInput(f"got {live!r}", field="live", allowed="True or False")
     mode: FrameMode = BestEffortLive(ttl=duration(ttl, "ttl")) if live else Durable()
     frame = new_frame(running, data, type=type, kind=kind, correlation_id=correlation_id, mode=mode)
     await running.emitting.emit(frame, waits=waits)
@@ -180,6 +198,9 @@ async def summarize(running: Running, patch: Any, *, plain: bool, durability_mod
             allowed="True, to store this summary as plain JSON",
         )
     waits = _waits(running, durability_mode)
+    if _has_nan(patch):
+        # As JSON it would be a null, which deletes the key.
+        raise InvalidInput("contains NaN or an infinite number", field="patch", allowed="finite numbers")
     frame = NewFrame(payload=_json(patch, "patch"), mode=DurableSummary())
     await running.emitting.emit(check_frame(frame), waits=waits)
 
@@ -191,11 +212,17 @@ def _waits(running: Running, durability_mode: DurabilityMode | None) -> bool:
     return (durability_mode or running.claimed.durability_mode) == "durable"
 
 
-def emit_soon(running: Running, text: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
-    """Emit text from any thread without waiting; it is dropped while the buffer is full. For log lines."""
-    frame = new_frame(running, text, type=type, kind=kind, correlation_id=None, mode=Durable())
+def emit_soon(running: Running, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+    """Emit a line from any thread without waiting; it is dropped while the buffer is full. For logs.
+
+    What a frame cannot hold is escaped, or cut off.
+    """
+    most = MAX_FRAME if running.worker.codecs.is_plain else MAX_FRAME // 2
+    frame = new_frame(
+        running, escape_text(line, most - 1) + "\n", type=type, kind=kind, correlation_id=None, mode=Durable()
+    )
     with contextlib.suppress(RuntimeError):  # the loop is closed
-        running.loop.call_soon_threadsafe(running.emitting.put_if_room, Emission(running, frame))
+        running.loop.call_soon_threadsafe(running.emitting.put_if_room, frame)
 
 
 def new_frame(
@@ -220,7 +247,7 @@ def new_frame(
     return check_frame(
         NewFrame(
             payload=payload,
-            kind=kind or own_kind,  # type: ignore[arg-type]  # one of the words
+            kind=own_kind if kind is None else kind,  # type: ignore[arg-type]  # one of the words
             frame_type=type,
             correlation_id=correlation_id,
             mode=mode,
@@ -241,3 +268,12 @@ def _json(value: Any, field: str) -> bytes:
         return _ENCODER.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"cannot be written as JSON: {error}", field=field, allowed="text, bytes or JSON") from None
+
+
+def _has_nan(value: Any) -> bool:
+    """Whether it contains a number that JSON cannot hold."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, Mapping):
+        return any(map(_has_nan, value.values()))
+    return isinstance(value, list | tuple) and any(map(_has_nan, value))

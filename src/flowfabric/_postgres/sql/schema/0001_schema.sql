@@ -408,6 +408,7 @@ create table flowfabric.frame (
     correlation_ids text[],
     seqs            bigint[],
     trimmed         integer,            -- durable frames up to this number were removed
+    cap             integer,            -- how many durable frames it keeps; null: 10,000
     folded          integer,            -- the version of the stored document,
     bound           integer,            -- and what the document with all deltas has at most, in bytes
     ema             double precision,   -- best effort: frames per second,

@@ -35,20 +35,26 @@ begin
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index) l;
     v_ms := floor(extract(epoch from v_now) * 1000);
 
-    for v in
-        select c.ord, c.code, c.detail
-        from (select u.ord::integer as ord,
-                     case when octet_length(u.payload) > 65536 then 'retention_limit_exceeded'
-                          when octet_length(u.type) > 128 or u.mode not in ('durable', 'summary', 'best_effort')
-                               or u.kind not in ('stdout', 'stderr', 'event', 'blob') then 'invalid_input' end as code,
-                     case when octet_length(u.payload) > 65536 then 'payload' when octet_length(u.type) > 128 then 'frame_type'
-                          else 'mode or kind' end as detail
-              from unnest(p_payload, p_type, p_mode, p_kind) with ordinality as u (payload, type, mode, kind, ord)) c
-        where c.code is not null
-    loop
-        return query select v.ord, v.code, v.detail, null::bigint, null::integer, null::integer, null::integer, null::integer;
-        v_refused := v_refused || v.ord;
-    end loop;
+    -- A loop costs more than a look.
+    if (select bool_or(octet_length(u.payload) > 65536 or octet_length(u.type) > 128
+                       or u.mode not in ('durable', 'summary', 'best_effort')
+                       or u.kind not in ('stdout', 'stderr', 'event', 'blob'))
+        from unnest(p_payload, p_type, p_mode, p_kind) as u (payload, type, mode, kind)) then
+        for v in
+            select c.ord, c.code, c.detail
+            from (select u.ord::integer as ord,
+                         case when octet_length(u.payload) > 65536 then 'retention_limit_exceeded'
+                              when octet_length(u.type) > 128 or u.mode not in ('durable', 'summary', 'best_effort')
+                                   or u.kind not in ('stdout', 'stderr', 'event', 'blob') then 'invalid_input' end as code,
+                         case when octet_length(u.payload) > 65536 then 'payload' when octet_length(u.type) > 128 then 'frame_type'
+                              else 'mode or kind' end as detail
+                  from unnest(p_payload, p_type, p_mode, p_kind) with ordinality as u (payload, type, mode, kind, ord)) c
+            where c.code is not null
+        loop
+            return query select v.ord, v.code, v.detail, null::bigint, null::integer, null::integer, null::integer, null::integer;
+            v_refused := v_refused || v.ord;
+        end loop;
+    end if;
     if cardinality(v_ok) < cardinality(p_id) then
         for v in
             select u.ord::integer as ord, r.code, r.detail
@@ -68,40 +74,48 @@ begin
     -- The common case has its own statement, with half the work: durable frames, one for each stream. It leaves those that
     -- are known, and those of streams that are about to be trimmed or have frames in the ring.
     if v_is_plain and p_mode is null and cardinality(p_holder) = cardinality(v_ok) and cardinality(v_ok) = cardinality(p_id)
-       and cardinality(v_refused) = 0 then
+       and cardinality(v_refused) = 0 and p_index is not null and array_position(p_index, null) is null then
         with picked as materialized (
-            select u.ord::integer as ord, e.partition, e.id, e.attempt_index, greatest(v_ms, l.ms) as new_ms,
+            select u.ord::integer as ord, u.partition, u.id, u.attempt_index, greatest(v_ms, l.ms) as new_ms,
                    case when l.ms >= v_ms then l.n + 1 else 0 end as new_n, coalesce(l.frames, 0) + 1 as frames,
                    coalesce(l.durable, 0) + 1 as durable, coalesce(l.version, 0) as version,
-                   coalesce(greatest(l.marks, u.mark), 0) as marks, l.trimmed, l.folded, l.bound,
+                   coalesce(greatest(l.marks, u.mark), 0) as marks, l.trimmed, coalesce(l.cap, e.cap) as cap, l.folded, l.bound,
                    coalesce(u.kind, 'event') as kind, coalesce(u.type, '') as type, u.encoding, u.payload, u.correlation, u.seq,
                    u.type_mark
-            from unnest(p_holder, p_payload, p_kind, p_type, p_encoding, p_correlation, p_seq, p_mark, p_type_mark) with ordinality
-                 as u (o, payload, kind, type, encoding, correlation, seq, mark, type_mark, ord)
-            -- By key: a scan by position asks for the size of the table each time, which is a call of the system.
-            join flowfabric.execution e on e.partition = p_partition[u.o] and e.id = p_id[u.o]
-            -- The newest row twice: a scan reads all entries of a page that match, so first only the recent ones.
+            from (select p_partition[y.o] as partition, p_id[y.o] as id, p_index[y.o] as attempt_index, y.*
+                  from unnest(p_holder, p_payload, p_kind, p_type, p_encoding, p_correlation, p_seq, p_mark, p_type_mark)
+                       with ordinality as y (o, payload, kind, type, encoding, correlation, seq, mark, type_mark, ord) offset 0) u
+            -- The newest row up to three times: a scan reads all entries of a page that match, so first only the recent ones.
             left join lateral (
-                (select f.ms, f.n, f.frames, f.durable, f.version, f.marks, f.trimmed, f.has_live, f.folded, f.bound
+                (select f.ms, f.n, f.frames, f.durable, f.version, f.marks, f.trimmed, f.cap, f.has_live, f.folded, f.bound
                  from flowfabric.frame f
-                 where f.partition = e.partition and f.id = e.id and f.attempt_index = e.attempt_index and f.ms >= v_ms - 250
+                 where f.partition = u.partition and f.id = u.id and f.attempt_index = u.attempt_index and f.ms >= v_ms - 30
                  order by f.ms desc, f.n desc limit 1)
                 union all
-                (select f.ms, f.n, f.frames, f.durable, f.version, f.marks, f.trimmed, f.has_live, f.folded, f.bound
+                (select f.ms, f.n, f.frames, f.durable, f.version, f.marks, f.trimmed, f.cap, f.has_live, f.folded, f.bound
                  from flowfabric.frame f
-                 where f.partition = e.partition and f.id = e.id and f.attempt_index = e.attempt_index
+                 where f.partition = u.partition and f.id = u.id and f.attempt_index = u.attempt_index and f.ms >= v_ms - 300
+                 order by f.ms desc, f.n desc limit 1)
+                union all
+                (select f.ms, f.n, f.frames, f.durable, f.version, f.marks, f.trimmed, f.cap, f.has_live, f.folded, f.bound
+                 from flowfabric.frame f
+                 where f.partition = u.partition and f.id = u.id and f.attempt_index = u.attempt_index
                  order by f.ms desc, f.n desc limit 1)
                 limit 1) l on true
+            -- The first row of a stream takes the cap from the policy, the others from the row before.
+            left join lateral (
+                select nullif(flowfabric.stream_cap(x.policy), 10000) as cap from flowfabric.execution x
+                where l.ms is null and x.partition = u.partition and x.id = u.id offset 0) e on true
             where coalesce(u.mark > l.marks, true) and l.has_live is not true
-              and (coalesce(l.durable, 0) < 1 or flowfabric.has_room(l.durable, l.trimmed, flowfabric.stream_cap(e.policy)))
+              and (coalesce(l.durable, 0) < 1 or flowfabric.has_room(l.durable, l.trimmed, coalesce(l.cap, 10000)))
         ), logged as (
             insert into flowfabric.frame
                 (ms, partition, attempt_index, n, size, frames, durable, version, marks, type_marks, id, has_live, mode, kind,
-                 frame_type, encoding, payloads, correlation_ids, seqs, trimmed, folded, bound, ema, live_ms, live_cap)
+                 frame_type, encoding, payloads, correlation_ids, seqs, trimmed, cap, folded, bound, ema, live_ms, live_cap)
             select p.new_ms, p.partition, p.attempt_index, p.new_n, 1, p.frames, p.durable, p.version, p.marks, p.type_mark, p.id,
                    false, 'durable', p.kind, p.type, p.encoding, array[p.payload],
                    case when p.correlation is not null then array[p.correlation] end,
-                   case when p.seq is not null then array[p.seq] end, p.trimmed, p.folded, p.bound, null, null, null
+                   case when p.seq is not null then array[p.seq] end, p.trimmed, p.cap, p.folded, p.bound, null, null, null
             from picked p
         )
         select array_agg(p.ord), array_agg(p.new_ms), array_agg(p.new_n), array_agg(p.frames)
@@ -155,16 +169,11 @@ begin
     end if;
     -- Durable frames beyond the cap are invisible; now and then they are removed.
     for v in
-        select h.holder, h.partition, h.id, h.attempt_index, h.durable - h.cap as upto, coalesce(h.trimmed, 0) as trimmed
+        select h.holder, h.partition, h.id, h.attempt_index, h.durable - h.cap as upto, coalesce(h.trimmed, 0) as trimmed, h.version
         from unnest(v_heads) h
         where not flowfabric.has_room(h.durable + cardinality(p_holder) - 1, h.trimmed, h.cap) and h.durable > h.cap
     loop
-        -- Beside them are at most 64 deltas and some that are about to be removed.
-        delete from flowfabric.frame f where f.ctid = any (array(
-            select q.tid from (select x.ctid as tid, x.mode, x.durable from flowfabric.frame x
-                               where x.partition = v.partition and x.id = v.id and x.attempt_index = v.attempt_index
-                               order by x.ms, x.n limit v.upto - v.trimmed + 200) q
-            where q.mode = 'durable' and q.durable <= v.upto));
+        perform flowfabric.trim_frames(v.partition, v.id, v.attempt_index, v.upto, v.upto - v.trimmed, v.version - 64);
         v_heads[v.holder].trimmed := v.upto;
     end loop;
 
@@ -212,15 +221,15 @@ begin
     ), logged as (
         insert into flowfabric.frame
             (ms, partition, attempt_index, n, size, frames, durable, version, marks, type_marks, id, has_live, mode, kind,
-             frame_type, encoding, payloads, correlation_ids, seqs, trimmed, folded, bound, ema, live_ms, live_cap)
+             frame_type, encoding, payloads, correlation_ids, seqs, trimmed, cap, folded, bound, ema, live_ms, live_cap)
         select w.new_ms, w.partition, w.attempt_index, w.last_n + w.place, w.size, w.frames + w.place, w.durable + w.durables,
                w.version + w.deltas, greatest(w.marks, w.mark), w.type_mark, w.id, w.marked, w.mode, w.kind, w.type, w.encoding,
-               w.payloads, w.correlations, w.seqs, w.trimmed, w.folded, w.bound, w.ema, w.live_ms, w.live_cap
+               w.payloads, w.correlations, w.seqs, w.trimmed, nullif(w.cap, 10000), w.folded, w.bound, w.ema, w.live_ms, w.live_cap
         from written w where w.mode <> 'best_effort'
         union all
         -- The first best-effort frame leaves an empty row, which says that the stream has frames in the ring.
         select s.new_ms, s.partition, s.attempt_index, s.last_n + 1, 0, s.frames, s.durable, s.version, s.marks, null, s.id, true,
-               'durable', 'event', '', null, '{}', null, null, s.trimmed, s.folded, s.bound, s.ema, s.live_ms, s.live_cap
+               'durable', 'event', '', null, '{}', null, null, s.trimmed, nullif(s.cap, 10000), s.folded, s.bound, s.ema, s.live_ms, s.live_cap
         from stream s where s.marked and not s.has_live and not s.has_logged
     ), ring as (
         insert into flowfabric.live_frame

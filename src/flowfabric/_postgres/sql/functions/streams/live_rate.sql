@@ -11,7 +11,8 @@ declare
     v_ttl double precision := greatest(p_ttl_ms, 1) / 1000.0;
     v_floor integer := case when p_floor > 0 then p_floor else 64 end;
     v_ceiling integer := greatest(case when p_ceiling > 0 then p_ceiling else 16384 end, v_floor);
-    v_alpha double precision := case when p_alpha > 0 and p_alpha <= 1 then p_alpha else 0.2 end;
+    -- Not smaller than what the arithmetic below can hold.
+    v_alpha double precision := case when p_alpha > 0 and p_alpha <= 1 then greatest(p_alpha, 1e-9) else 0.2 end;
     v_is_first boolean := p_head.ema is null;
 begin
     if v_is_first then
@@ -20,7 +21,10 @@ begin
         p_head.ema := v_alpha * 1000 / greatest(p_ms - p_head.live_ms, 1) + (1 - v_alpha) * p_head.ema;
     end if;
     if p_frames > 1 then
-        p_head.ema := 1000 - (1000 - p_head.ema) * power(1 - v_alpha, p_frames - 1);
+        -- A power too small for the type is an error of the server, and 0 here.
+        p_head.ema := 1000 - (1000 - p_head.ema)
+                             * case when v_alpha < 1 and (p_frames - 1) * ln(1 - v_alpha) > -600
+                                    then power(1 - v_alpha, p_frames - 1) else 0 end;
     end if;
     p_head.live_cap := case when v_is_first and p_frames = 1 then v_floor
                             else greatest(least(ceil(p_head.ema * v_ttl * 2), v_ceiling), v_floor) end;

@@ -1,25 +1,15 @@
--- trim_live: empty the segments of the ring of best-effort frames that are neither written now nor were before.
+-- trim_live: empty the segment of the ring of best-effort frames that was written longest ago.
+--
+-- The one written now and the one before have visible frames. The next one too, if the clock has stepped back: new ids
+-- must be higher than those in it.
 create or replace function flowfabric.trim_live(p_now timestamptz) returns integer
 language plpgsql as $$
 declare
-    v_current smallint := flowfabric.live_slot(floor(extract(epoch from p_now) * 1000)::bigint);
-    v_n integer := 0;
+    v_slot integer := (flowfabric.live_slot(floor(extract(epoch from p_now) * 1000)::bigint) + 2) % 4;
 begin
-    for v_slot in 0 .. 3 loop
-        continue when v_slot in (v_current, (v_current + 3) % 4)
-                      or not exists (select from flowfabric.live_frame f where f.slot = v_slot);
-        begin
-            case v_slot
-                when 0 then truncate flowfabric.live_frame_0;
-                when 1 then truncate flowfabric.live_frame_1;
-                when 2 then truncate flowfabric.live_frame_2;
-                when 3 then truncate flowfabric.live_frame_3;
-            end case;
-            v_n := v_n + 1;
-        exception when lock_not_available then
-            null;   -- a long reader; the next round tries again
-        end;
-    end loop;
-    return v_n;
+    if not exists (select from flowfabric.live_frame f where f.slot = v_slot) then
+        return 0;
+    end if;
+    return flowfabric.empty_segment('live_frame_' || v_slot)::integer;
 end;
 $$;
