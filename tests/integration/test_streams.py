@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -370,6 +370,92 @@ async def test_what_a_task_logs_becomes_frames(app: ff.App) -> None:
     finally:
         log.removeHandler(handler)
     assert [(f.text, f.type) for f in frames] == [("WARNING careful\n", "log"), ("ERROR from a thread\n", "log")]
+
+
+@contextlib.contextmanager
+def emitting_logs() -> Iterator[logging.Logger]:
+    """A logger whose lines become frames."""
+    log, handler = logging.getLogger("some.module"), ff.EmitHandler()
+    log.addHandler(handler)
+    try:
+        yield log
+    finally:
+        log.removeHandler(handler)
+
+
+async def test_log_lines_of_steps_and_last_lines_become_frames(app: ff.App) -> None:
+    @app.task
+    async def of_async(ctx: ff.Context) -> None:
+        async def quick() -> None:
+            log.warning("async step")
+
+        await ctx.step("quick", quick)
+        await ctx.step("thread", log.warning, "sync step")
+        await asyncio.to_thread(log.warning, "thread")
+        log.warning("last")
+
+    @app.task
+    def of_sync(ctx: ff.SyncContext) -> None:
+        ctx.step("thread", log.warning, "step")
+        log.warning("last")
+
+    @app.task
+    def without_context() -> None:
+        log.warning("last")
+
+    @app.task
+    async def failing() -> None:
+        log.warning("the reason")
+        raise ValueError("boom")
+
+    @app.task
+    async def waiting(ctx: ff.Context) -> None:
+        await ctx.sleep(0.1)
+        await ctx.step("thread", log.warning, "step")
+        log.warning("last")
+
+    with emitting_logs() as log:
+        async with working(app):
+            found = {task.name: await read(await task.submit()) for task in
+                     (of_async, of_sync, without_context, failing, waiting)}  # fmt: skip
+    assert list(found.values()) == [
+        ["async step\n", "sync step\n", "thread\n", "last\n"],
+        ["step\n", "last\n"],
+        ["last\n"],
+        ["the reason\n"],
+        ["step\n", "last\n"],
+    ]
+
+
+async def test_log_lines_keep_their_place_among_emissions(app: ff.App) -> None:
+    @app.task
+    async def both(ctx: ff.Context) -> None:
+        for n in range(4):
+            log.warning("log %d", n)
+            await ctx.emit(f"emit {n}\n")
+
+    @app.task
+    def both_sync(ctx: ff.SyncContext) -> None:
+        for n in range(4):
+            log.warning("log %d", n)
+            ctx.emit(f"emit {n}\n")
+
+    with emitting_logs() as log:
+        async with working(app):
+            for task in (both, both_sync):
+                assert await read(await task.submit()) == [f"{word} {n}\n" for n in range(4) for word in ("log", "emit")]
+
+
+async def test_log_lines_beyond_the_buffer_are_counted(app: ff.App) -> None:
+    @app.task
+    async def loud() -> None:
+        for n in range(MAX_FRAMES + 50):
+            log.warning("%d", n)
+
+    with emitting_logs() as log:
+        async with working(app):
+            frames = await read(await loud.submit())
+    assert frames == [*(f"{n}\n" for n in range(MAX_FRAMES)), "[50 lines were dropped]\n"]
 
 
 async def test_no_log_line_is_too_long_or_no_text(app: ff.App) -> None:

@@ -122,7 +122,7 @@ class AsyncClient(Signalling, BulkSubmitting):
         when that task is replayed.
         """
         target = parse_execution_id(execution_id)
-        by = current.handled.get()
+        by = current.handled_id()
         done = await self.engine.cancel(Operator(target), reason, keep_children=keep_children, by=by)
         if done.has_children:
             await self._cancel_children(done)

@@ -323,7 +323,7 @@ class FlowRun:
     ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
         """Close it and cancel its nodes: all, only those not running yet (`cancel_pending`), or none (`flow_only`)."""
         engine = (await self._client()).engine
-        by = current.handled.get()
+        by = current.handled_id()
         return await engine.cancel_flow(
             self.flow_id, policy=policy, reason=reason, wait=wait, requester="" if by is None else str(by)
         )

@@ -46,18 +46,26 @@ _ENCODER = msgspec.json.Encoder()
 class Emission:
     """A frame on its way to the database. `stored` is set if the handler waits for the commit."""
 
-    __slots__ = ("frame", "running", "stored")
+    __slots__ = ("frame", "is_log", "running", "stored")
 
-    def __init__(self, running: Running, frame: NewFrame, stored: asyncio.Future[None] | None = None) -> None:
+    def __init__(
+        self,
+        running: Running,
+        frame: NewFrame,
+        stored: asyncio.Future[None] | None = None,
+        *,
+        is_log: bool = False,
+    ) -> None:
         self.running = running
         self.frame = frame
         self.stored = stored
+        self.is_log = is_log
 
 
 class Emitting:
     """The frames of one execution that are not stored yet, and the numbers of those that are."""
 
-    __slots__ = ("_bytes", "_changed", "_error", "_known", "_mark", "_pending", "_running", "_sent", "_used")
+    __slots__ = ("_bytes", "_changed", "_dropped", "_error", "_known", "_mark", "_pending", "_running", "_sent", "_used")
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -65,6 +73,7 @@ class Emitting:
         self._sent = 0
         self._bytes = 0
         self._changed = asyncio.Event()
+        self._dropped = 0  # log lines since the buffer is full
         self._error: FlowFabricError | None = None
         self._mark = 0
         self._used: Counter[tuple[str, str]] = Counter()
@@ -105,14 +114,31 @@ class Emitting:
         self._bytes += len(emission.frame.payload)
         self._running.worker.reports.emit(emission)
 
-    def put_if_room(self, frame: NewFrame) -> None:
-        """The same, if the buffer has room and the lease is held. It does not count for a re-run of the handler."""
-        if self._pending >= MAX_FRAMES or self._bytes >= MAX_BYTES or self._running.is_cancelled:
+    def put_line(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+        """Send a line of a log, if the buffer has room and the lease is held. A re-run of the handler sends it again."""
+        if self._running.handle.lease_id not in self._running.worker.held:
             return
+        if self._pending >= MAX_FRAMES or self._bytes >= MAX_BYTES:
+            self._dropped += 1
+            return
+        self._put_dropped(type, kind)
+        self._put_text(line, type, kind)
+
+    def _put_dropped(self, type: str = "log", kind: FrameKind = "stderr") -> None:  # noqa: A002 - as in the frame
+        """Say how many lines were dropped here."""
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            self._put_text(f"[{dropped} lines were dropped]", type, kind)
+
+    def _put_text(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+        running = self._running
+        most = MAX_FRAME if running.worker.codecs.is_plain else MAX_FRAME // 2
+        text = escape_text(line, most - 1) + "\n"
+        frame = new_frame(running, text, type=type, kind=kind, correlation_id=None, mode=Durable())
         if self._known is not None or self._is_first_run:
             self._mark += 1
             frame = msgspec.structs.replace(frame, mark=self._mark)
-        self.put(Emission(self._running, frame))
+        self.put(Emission(running, frame, is_log=True))
 
     @property
     def _is_first_run(self) -> bool:
@@ -136,7 +162,8 @@ class Emitting:
         if isinstance(verdict, FlowFabricError):
             if isinstance(verdict, LeaseLost | ExecutionNotActive | NotFound) or verdict.kind == "stream_closed":
                 self._running.worker.handlers.lost(self._running, verdict)
-            self._error = self._error or verdict
+            if not emission.is_log:
+                self._error = self._error or verdict
         stored = emission.stored
         if stored is not None and not stored.done():
             stored.set_result(None)
@@ -149,6 +176,8 @@ class Emitting:
 
     async def settled(self) -> None:
         """Wait until every frame so far is stored or refused; a task that the handler left behind may emit more."""
+        if self._running.handle.lease_id in self._running.worker.held:
+            self._put_dropped()
         sent = self._sent
         while self._sent - self._pending < sent:
             self._changed.clear()
@@ -217,12 +246,19 @@ def emit_soon(running: Running, line: str, type: str, kind: FrameKind) -> None: 
 
     What a frame cannot hold is escaped, or cut off.
     """
-    most = MAX_FRAME if running.worker.codecs.is_plain else MAX_FRAME // 2
-    frame = new_frame(
-        running, escape_text(line, most - 1) + "\n", type=type, kind=kind, correlation_id=None, mode=Durable()
-    )
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        running.loop.call_soon_threadsafe(running.emitting.put_if_room, frame)
+    try:
+        is_here = asyncio.get_running_loop() is running.loop
+    except RuntimeError:
+        is_here = False
+    if is_here:  # in its place among other emissions, and before the handler ends
+        _put_line(running, line, type, kind)
+    else:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            running.loop.call_soon_threadsafe(_put_line, running, line, type, kind)
+
+
+def _put_line(running: Running, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+    running.emitting.put_line(line, type, kind)
 
 
 def new_frame(
