@@ -17,8 +17,9 @@ import pytest_asyncio
 import flowfabric as ff
 from flowfabric.bridges import sse
 from flowfabric.errors import ResourceExhausted, Unavailable, ValidationFailed
+from flowfabric.values.attempt import Claimed
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
-from flowfabric.values.stream import BestEffortLive, Frame, KeepAlive, NewAttempt, NewFrame
+from flowfabric.values.stream import BestEffortLive, Frame, Gap, KeepAlive, NewAttempt, NewFrame
 from flowfabric.worker.durable.emitting import MAX_FRAMES
 from tests.kept import (  # noqa: F401 - fixtures
     kept_clock,
@@ -272,7 +273,9 @@ async def test_a_refused_document_fails_the_attempt(app: ff.App) -> None:
 
     async with working(app):
         run = await large.submit()
-        with pytest.raises(ff.TaskFailed, match="retention_limit_exceeded"):
+        with pytest.raises(
+            ff.TaskFailed, match=r"retention_limit_exceeded: .* document would have .* allowed: 1048576"
+        ):
             await run.result()
 
 
@@ -291,6 +294,11 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
             ("x", {"kind": []}),
             ("x", {"live": "yes"}),
             ("x", {"durability_mode": "sometimes"}),
+            ("x", {"live": True, "durability_mode": "durable"}),
+            ("x", {"ttl": 5}),
+            ({"x": [float("nan")]}, {}),
+            ("x", {"type": "end"}),
+            ("x", {"type": "new_attempt"}),
         ):
             with pytest.raises(ff.InvalidInput) as caught:
                 await ctx.emit(data, **options)  # type: ignore[arg-type]
@@ -316,6 +324,11 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
         "kind",
         "live",
         "durability_mode",
+        "durability_mode",
+        "ttl",
+        "data",
+        "type",
+        "type",
         "retention_limit_exceeded",
     ]
 
@@ -377,9 +390,11 @@ def emitting_logs() -> Iterator[logging.Logger]:
     """A logger whose lines become frames."""
     log, handler = logging.getLogger("some.module"), ff.EmitHandler()
     log.addHandler(handler)
+    log.propagate = False  # a report of the test could not hold every line
     try:
         yield log
     finally:
+        log.propagate = True
         log.removeHandler(handler)
 
 
@@ -443,7 +458,9 @@ async def test_log_lines_keep_their_place_among_emissions(app: ff.App) -> None:
     with emitting_logs() as log:
         async with working(app):
             for task in (both, both_sync):
-                assert await read(await task.submit()) == [f"{word} {n}\n" for n in range(4) for word in ("log", "emit")]
+                assert await read(await task.submit()) == [
+                    f"{word} {n}\n" for n in range(4) for word in ("log", "emit")
+                ]
 
 
 async def test_log_lines_beyond_the_buffer_are_counted(app: ff.App) -> None:
@@ -459,20 +476,14 @@ async def test_log_lines_beyond_the_buffer_are_counted(app: ff.App) -> None:
 
 
 async def test_no_log_line_is_too_long_or_no_text(app: ff.App) -> None:
-    log = logging.getLogger("some.module")
-    handler = ff.EmitHandler()
-    log.addHandler(handler)
-
     @app.task
     async def talkative(ctx: ff.Context) -> None:
         log.warning("x" * 100_000)
         log.warning("lone \ud800")
 
-    try:
+    with emitting_logs() as log:
         async with working(app):
             frames = await read(await talkative.submit())
-    finally:
-        log.removeHandler(handler)
     assert frames == ["x" * 65_535 + "\n", "lone \\ud800\n"]
 
 
@@ -495,6 +506,71 @@ async def test_a_task_that_a_handler_left_behind_does_not_keep_it_from_ending(ap
 
 
 # ---- followers
+
+
+async def emitted(engine: ff.Engine, count: int, cap: int) -> Claimed:
+    """An execution that emitted so many texts, of which so many are kept."""
+    held = await started(engine, policy=ExecutionPolicy(stream_policy=StreamPolicy(retention_maxlen=cap)))
+    for n in range(count):
+        await engine.append_frame(held.handle, NewFrame(payload=b"%d" % n))
+    return held
+
+
+async def test_a_reader_learns_what_is_no_longer_kept(app: ff.App, engine: ff.Engine) -> None:
+    held = await emitted(engine, 4, 10)
+    run: ff.Run[Any] = (await app.client()).run(held.execution_id)
+    reader, seen = run.stream(), []
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(4):
+            seen.append(await anext(reader))
+        for n in range(4, 25):
+            await engine.append_frame(held.handle, NewFrame(payload=b"%d" % n))
+        await engine.complete(held.handle, None)
+        kept = [str(n) for n in range(15, 25)]
+        # In one that follows, in one that begins, and in one that resumes; a page says it too.
+        rest = [item.text if isinstance(item, Frame) else item async for item in reader]
+        assert [*gaps(rest)] == [11, *kept]
+        assert [*gaps(await read(run))] == [15, *kept]
+        for place in range(4):
+            assert [*gaps(await read(run, after=seen[place].cursor))] == [14 - place, *kept]
+        # A cursor without a number: whether something is missing cannot be known.
+        bare = seen[2].cursor.rpartition("/")[0]
+        assert [*gaps(await read(run, after=bare))] == [None, *kept]
+        first = [item async for item in run.stream(after=seen[3].cursor)]
+        assert isinstance(first[0], Gap)
+        assert [*gaps(await read(run, after=first[0].cursor))] == kept
+        assert [*gaps(await read(run, after=first[1].cursor))] == kept[1:]
+        bare = first[1].cursor.rpartition("/")[0]
+        assert [*gaps(await read(run, after=bare))] == kept[1:]
+    page = await engine.read_stream(held.execution_id)
+    assert (page.dropped, page.frames[0].number) == (15, 16)
+
+
+def gaps(items: list[Any]) -> Iterator[Any]:
+    for item in items:
+        yield item.missing if isinstance(item, Gap) else item
+
+
+async def test_a_reader_is_opened_before_its_first_item(app: ff.App, engine: ff.Engine) -> None:
+    client = await app.client()
+    held = await emitted(engine, 2, 10)
+    await engine.fail(held.handle, "boom", failure_class="permanent")
+    unknown: ff.Run[Any] = client.run("0b0e8400-e29b-41d4-a716-446655440000")
+    run: ff.Run[Any] = client.run(held.execution_id)
+    with pytest.raises(ff.NotFound):
+        await unknown.stream().open()
+    with pytest.raises(ff.InvalidInput):
+        await run.stream(after="7/1-1").open()
+    body = b"".join([part async for part in sse.events(unknown.stream())])
+    assert body.startswith(b'event: error\ndata: {"kind":"not_found"') and body.endswith(sse.end())
+    reader = await run.stream().open()
+    assert [item.text async for item in reader] == ["0", "1"]  # type: ignore[union-attr]
+    assert await reader.state() == "failed"
+    body = b"".join([part async for part in sse.events(run.stream())])
+    assert body.endswith(sse.end("failed"))
+    closed = run.stream()
+    await closed.aclose()
+    assert [item async for item in closed] == []
 
 
 async def test_a_reader_waits_for_frames_and_wakes_within_milliseconds(
@@ -657,6 +733,37 @@ async def test_a_flow_is_followed_as_a_whole(app: ff.App) -> None:
     ]
 
 
+async def test_a_flow_is_continued_after_one_cursor(app: ff.App) -> None:
+    @app.task
+    async def node(ctx: ff.Context, name: str) -> None:
+        for n in range(3):
+            await ctx.emit(f"{name}{n}", type="delta")
+
+    flow = app.flow("two")
+    for name in ("a", "b"):
+        flow.add(node, name, name=name)
+    async with working(app):
+        run = await flow.submit()
+        await run.wait(PATIENCE)
+    reader, texts, cursors = run.stream(), [], []
+    async for item in reader:
+        assert isinstance(item, Frame)
+        texts.append(item.text)
+        cursors.append(reader.cursor)
+    assert sorted(texts) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    for place, cursor in enumerate(cursors):
+        rest = [item.text async for item in run.stream(after=cursor)]  # type: ignore[union-attr]
+        assert sorted([*texts[: place + 1], *rest]) == sorted(texts)
+    body = b"".join([part async for part in sse.events(run.stream(after=cursors[-2]))])
+    assert body == (
+        f'id: {cursors[-1]}\nevent: delta\ndata: {{"node":"{texts[-1][0]}","text":"{texts[-1]}"}}\n\n'.encode()
+        + sse.end("completed")
+    )
+    with pytest.raises(ff.InvalidInput, match="no node") as caught:
+        await run.stream(after={"nope": "0/0-0"}).open()
+    assert caught.value.field == "after"
+
+
 async def test_a_silent_flow_is_kept_alive_as_a_whole(app: ff.App) -> None:
     release = asyncio.Event()
 
@@ -716,7 +823,7 @@ async def test_following_a_flow_has_a_time_limit(app: ff.App) -> None:
 async def test_the_sync_client_follows_too(database: str) -> None:
     body = await asyncio.to_thread(follow_in_a_thread, database)
     assert body.startswith(b"id: 0/")
-    assert body.endswith(b"event: end\ndata:\n\n")
+    assert body.endswith(sse.end("completed"))
 
 
 def follow_in_a_thread(database: str) -> bytes:

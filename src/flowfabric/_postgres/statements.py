@@ -195,7 +195,7 @@ READ_STREAMS = _rows(
     "read_streams",
     9,
     "ordinal, ms, n, mode, kind, frame_type, encoding, payload, correlation_id, seq, summary_version, ttl_ms, is_known,"
-    " attempts, ended, attempt_index, frame_count, maxlen_applied, closed_at, closed_reason",
+    " attempts, ended, attempt_index, frame_count, maxlen_applied, closed_at, closed_reason, number",
 )
 READ_LAST_FRAMES = _rows(
     "read_last_frames",

@@ -112,7 +112,7 @@ class Scope(Protocol):
         type: str,  # noqa: A002 - the word of the context
         kind: FrameKind | None,
         live: bool,
-        ttl: Duration,
+        ttl: Duration | None,
         correlation_id: str | None,
         durability_mode: DurabilityMode | None,
     ) -> None: ...

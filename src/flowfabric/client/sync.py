@@ -15,6 +15,7 @@ from flowfabric.bridges.callbacks import Received
 from flowfabric.client.client import AsyncClient, Filters
 from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.flow_run import FlowRun, Named
+from flowfabric.client.following import SyncStreamReader
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable, TypedTask
@@ -42,7 +43,7 @@ from flowfabric.values.schedule import Schedule
 from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
-from flowfabric.values.stream import StreamItem, Summary
+from flowfabric.values.stream import Summary
 from flowfabric.values.wait import PendingWaitpoint, Wait
 from flowfabric.values.worker import WorkerRecord
 
@@ -124,15 +125,17 @@ class SyncRun(Generic[R_co]):
         live: bool = True,
         keep_alive: Duration | None = None,
         timeout: Duration | None = None,
-    ) -> Iterator[StreamItem]:
+    ) -> SyncStreamReader:
         """Follow what its handler emits, from the beginning or from after the `cursor` of an item.
 
-        Yields a `Frame` for each emission and a `NewAttempt` where a retry or another worker begins again. It ends when
-        the execution has ended and everything was read. `attempt` follows one attempt only; `live=False` leaves out
-        best-effort frames; `keep_alive` yields a `KeepAlive` after that much silence. `TimedOut` after `timeout`.
+        Yields a `Frame` for each emission, a `NewAttempt` where a retry or another worker begins again, and a `Gap`
+        where emissions are no longer kept. It ends when the execution has ended and everything was read. `attempt`
+        follows one attempt only, counted from 0; `live=False` leaves out best-effort frames; `keep_alive` yields a
+        `KeepAlive` after that much silence. `TimedOut` after `timeout`.
         """
-        return self._portal.iterate(
-            self.run.stream(after=after, attempt=attempt, live=live, keep_alive=keep_alive, timeout=timeout)
+        return SyncStreamReader(
+            self._portal,
+            self.run.stream(after=after, attempt=attempt, live=live, keep_alive=keep_alive, timeout=timeout),
         )
 
     def summary(self, *, attempt: int | None = None) -> Summary | None:
@@ -276,16 +279,19 @@ class SyncFlowRun:
     def stream(
         self,
         *,
-        after: Mapping[str, str] | None = None,
+        after: str | Mapping[str, str] | None = None,
         live: bool = True,
         keep_alive: Duration | None = None,
         timeout: Duration | None = None,
-    ) -> Iterator[StreamItem]:
+    ) -> SyncStreamReader:
         """Follow what all its nodes emit; each item has its `node`. It ends when all nodes have ended.
 
-        `after` has the last cursor of each node that was read before. See `Run.stream`.
+        `after` is the `cursor` of an earlier reader, or has the cursor of an item of each node, by name. See
+        `Run.stream`.
         """
-        return self._portal.iterate(self.run.stream(after=after, live=live, keep_alive=keep_alive, timeout=timeout))
+        return SyncStreamReader(
+            self._portal, self.run.stream(after=after, live=live, keep_alive=keep_alive, timeout=timeout)
+        )
 
     def states(self) -> dict[str, State]:
         """The states of its nodes, by name."""

@@ -13,6 +13,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from flowfabric.values.durations import Duration, duration
 from flowfabric.values.lease import HandleKind
 from flowfabric.values.stream import (
     MAX_FRAME,
+    RESERVED_TYPES,
     Appended,
     BestEffortLive,
     DurabilityMode,
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 MAX_FRAMES = 1000
 MAX_BYTES = 1 << 20
+_TTL = timedelta(seconds=10)
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -65,7 +68,18 @@ class Emission:
 class Emitting:
     """The frames of one execution that are not stored yet, and the numbers of those that are."""
 
-    __slots__ = ("_bytes", "_changed", "_dropped", "_error", "_known", "_mark", "_pending", "_running", "_sent", "_used")
+    __slots__ = (
+        "_bytes",
+        "_changed",
+        "_dropped",
+        "_error",
+        "_known",
+        "_mark",
+        "_pending",
+        "_running",
+        "_sent",
+        "_used",
+    )
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -115,7 +129,7 @@ class Emitting:
         self._running.worker.reports.emit(emission)
 
     def put_line(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
-        """Send a line of a log, if the buffer has room and the lease is held. A re-run of the handler sends it again."""
+        """Send a line of a log, if the buffer has room and the lease is held. A re-run of the handler repeats it."""
         if self._running.handle.lease_id not in self._running.worker.held:
             return
         if self._pending >= MAX_FRAMES or self._bytes >= MAX_BYTES:
@@ -203,16 +217,28 @@ async def emit(
     type: str,  # noqa: A002 - the word of the context
     kind: FrameKind | None,
     live: bool,
-    ttl: Duration,
+    ttl: Duration | None,
     correlation_id: str | None,
     durability_mode: DurabilityMode | None,
 ) -> None:
     """Emit text, bytes or a JSON value."""
     await running.check()
     waits = _waits(running, durability_mode)
+    if type in RESERVED_TYPES:
+        raise InvalidInput(
+            f"{type!r} has a meaning of its own among server-sent events",
+            field="type",
+            allowed=f"any other word than {', '.join(RESERVED_TYPES)}",
+        )
     if not isinstance(live, bool):
         raise InvalidInput(f"got {live!r}", field="live", allowed="True or False")
-    mode: FrameMode = BestEffortLive(ttl=duration(ttl, "ttl")) if live else Durable()
+    if live and durability_mode is not None:
+        raise InvalidInput(
+            "best-effort output is not stored durably", field="durability_mode", allowed="None with live=True"
+        )
+    if ttl is not None and not live:
+        raise InvalidInput("is for best-effort output", field="ttl", allowed="None without live=True")
+    mode: FrameMode = BestEffortLive(ttl=duration(_TTL if ttl is None else ttl, "ttl")) if live else Durable()
     frame = new_frame(running, data, type=type, kind=kind, correlation_id=correlation_id, mode=mode)
     await running.emitting.emit(frame, waits=waits)
 
@@ -276,6 +302,8 @@ def new_frame(
     elif isinstance(data, bytes | bytearray | memoryview):
         payload, own_kind = bytes(data), "blob"
     else:
+        if _has_nan(data):
+            raise InvalidInput("contains NaN or an infinite number", field="data", allowed="finite numbers")
         payload, own_kind = _json(data, "data"), "event"
     codecs, encoding = running.worker.codecs, None
     if not codecs.is_plain:
