@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received

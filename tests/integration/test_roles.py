@@ -705,7 +705,10 @@ async def test_no_answer_gives_away_the_fence_of_another_holder(
                     found = await session.fetch(f"select * from flowfabric.{name}({', '.join(values)})")
                     seen.append(f"{name}: {found}")
         for call, arguments in (
-            ("find(null, null, null, null, null, null, null, null, null, null, null, null, 10, 1000, null, false)", ()),
+            (
+                "find(null, null, null, null, null, null, null, null, null, null, null, null, 10, 1000, null, false, false)",
+                (),
+            ),
             ("list_partition($1, null, 10)", (held.handle.partition,)),
             ("read_events(null, 0, 0, 100, null, null, null, 1000)", ()),
             ("list_events($1, $2, null, null, 100, 1000)", (held.handle.partition, held.handle.uuid)),

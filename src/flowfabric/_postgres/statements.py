@@ -358,7 +358,7 @@ LIST_ATTEMPTS = _rows(
     " reclaim_reason, disposition, retry_at",
 )
 LIST_PARTITION = _rows("list_partition", 3, _INFO)
-FIND = _rows("find", 16, _INFO)
+FIND = _rows("find", 17, _INFO)
 FIND_IDS = _rows("find_ids", 6, "id, is_flow, kind, state, summary, created_at")
 
 # Lanes

@@ -122,7 +122,7 @@ class _Watch:
             asyncio.gather(self._count(), workers.alive(engine), engine.list_leaders(), engine.lane_stats()),
             asyncio.gather(
                 engine.find_executions(states=[State.ACTIVE], limit=_RUNNING),
-                engine.find_executions(states=[State.FAILED, State.EXPIRED], limit=_FAILED),
+                engine.find_executions(states=[State.FAILED, State.EXPIRED], order_by="ended", limit=_FAILED),
                 engine.list_waits(limit=_WAITS),
                 engine.find_flows(limit=_FLOWS_READ),
             ),

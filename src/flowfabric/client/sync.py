@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
@@ -537,12 +537,14 @@ class Client:
         parent: str | ExecutionId | None = None,
         created_from: datetime | None = None,
         created_before: datetime | None = None,
+        order_by: Literal["created", "ended"] = "created",
         limit: int = 50,
         cursor: Place | None = None,
     ) -> Page[ExecutionInfo, Place]:
         """One page of executions, newest first. A page may have fewer than `limit` although `next_cursor` is set.
 
         `parent`: only tasks that the handler of this execution submitted; `run.children()` has its flows too.
+        `order_by="ended"`: those first that ended last, of states other than `completed`.
         """
         return self._portal.call(
             self._client.find(
@@ -554,6 +556,7 @@ class Client:
                 parent=parent,
                 created_from=created_from,
                 created_before=created_before,
+                order_by=order_by,
                 limit=limit,
                 cursor=cursor,
             )
@@ -566,7 +569,7 @@ class Client:
     def failures(
         self, *, limit: int = 50, cursor: Place | None = None, **filters: Unpack[Filters]
     ) -> Page[ExecutionInfo, Place]:
-        """Executions that failed or expired, newest first."""
+        """Executions that failed or expired; those first that ended last."""
         return self._portal.call(self._client.failures(limit=limit, cursor=cursor, **filters))
 
     def cancel(
