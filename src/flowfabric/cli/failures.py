@@ -141,7 +141,8 @@ def _list(
             [
                 (
                     one.execution_id, one.public_state, one.execution_kind, one.lane_id, one.completed_at,
-                    one.current_attempt_index + 1 if one.started_at else 0, why,
+                    one.current_attempt_index + 1 if one.started_at else 0,
+                    why if wide else _output.without_module(why),
                 )
                 for one, why in found
             ],

@@ -217,7 +217,7 @@ def _sections(frame: Frame) -> list[tuple[str, Sequence[str | Column], Sequence[
     failed = [
         (
             one.execution.execution_id, one.execution.public_state, one.execution.execution_kind,
-            one.execution.completed_at, one.failure,
+            one.execution.completed_at, _output.without_module(one.failure),
         )
         for one in frame.failed
     ]  # fmt: skip

@@ -6,6 +6,7 @@ from flowfabric._postgres.rows.claims import claimed, started
 from flowfabric._postgres.rows.events import event
 from flowfabric._postgres.rows.executions import (
     attempt,
+    cancelled,
     child,
     context,
     execution,
@@ -40,6 +41,7 @@ __all__ = [
     "appended",
     "attempt",
     "by_place",
+    "cancelled",
     "child",
     "claimed",
     "context",
