@@ -1,4 +1,4 @@
-"""Draws the pictures of flows in the documentation, with the code of `flowfabric flow export`, and the life of a stream.
+"""Draws the pictures of the documentation: flows, with the code of `flowfabric flow export`, and the life of a stream.
 
     python scripts/pictures.py           write docs/concepts/*.svg
     python scripts/pictures.py --check   change nothing; exit 1 and name the pictures that differ
@@ -195,22 +195,21 @@ def life_of_a_stream() -> str:
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" markerHeight="8" '
         f'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="{LINE}"/></marker></defs>',
         *_box(_LEFT, middle - _HIGH / 2, "open", State.ACTIVE),
-        f'<text x="{_LEFT + _WIDE / 2:g}" y="{middle - 22:g}" text-anchor="middle" fill="{LINE}">an attempt starts</text>',
-        f'<text x="{_LEFT + _WIDE / 2:g}" y="{middle + 30:g}" text-anchor="middle" fill="{LINE}">waits leave it open</text>',
+        _note(_LEFT + _WIDE / 2, middle - 22, "an attempt starts"),
+        _note(_LEFT + _WIDE / 2, middle + 30, "waits leave it open"),
     ]
     last = 16 + _ROW * (len(LIFE) - 1.5) + _HIGH / 2
     for number, close in enumerate(LIFE):
         y = 16 + _ROW * number + _HIGH / 2
         lines += [
             _arrow(_LEFT + _WIDE, middle, _MIDDLE, y),
-            f'<text x="{_MIDDLE - 12}" y="{y - 6:g}" text-anchor="end" fill="{LINE}">{close.when}</text>',
+            _note(_MIDDLE - 12, y - 6, close.when, anchor="end"),
             *_box(_MIDDLE, y - _HIGH / 2, close.reason, close.state),
         ]
         if close.reason.startswith("lease_"):
             lines.append(_arrow(_MIDDLE + _WIDE, y, _RIGHT, last))
     lines += _box(_RIGHT, last - _HIGH / 2, RECLAIMED.reason, RECLAIMED.state)
-    where = f'x="{_RIGHT + _WIDE / 2:g}" y="{last + 30:g}"'
-    lines.append(f'<text {where} text-anchor="middle" fill="{LINE}">{RECLAIMED.when}</text>')
+    lines.append(_note(_RIGHT + _WIDE / 2, last + 30, RECLAIMED.when))
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
@@ -221,6 +220,10 @@ def _box(x: float, y: float, text: str, state: State) -> list[str]:
         f'<text x="{x + _WIDE / 2:g}" y="{y + _HIGH / 2 + 4:g}" text-anchor="middle" font-weight="600" '
         f'fill="{look.ink}">{text}</text>',
     ]
+
+
+def _note(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{LINE}">{text}</text>'
 
 
 def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:

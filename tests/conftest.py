@@ -166,7 +166,7 @@ _counter = iter(range(1_000_000))
 
 @contextlib.asynccontextmanager
 async def fresh_database(server: str) -> AsyncIterator[str]:
-    """A copy of the template, dropped afterwards whoever is still connected."""
+    """A copy of the template, dropped afterwards even if connections are open."""
     name = f"ff_{os.getpid()}_{next(_counter)}"
     admin = await asyncpg.connect(server)
     try:

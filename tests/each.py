@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Rows:
-    """Lets a test go on after a row that failed, and fails it at the end with all of them, each named in a note."""
+    """Lets a test continue after a row that failed, and fails it at the end with all of them, each named in a note."""
 
     def __init__(self) -> None:
         self._failures: list[Exception] = []

@@ -37,7 +37,7 @@ class Refused(Exception):
 
 @dataclass
 class Member:
-    """An execution. `order` is where its id stands among others."""
+    """An execution. `order` is the rank of its id."""
 
     name: str
     order: int
@@ -139,7 +139,7 @@ class Event:
 def final_states(
     fates: Mapping[str, str], edges: Sequence[tuple[str, str]], groups: Mapping[str, Group]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """How a graph ends when nobody is cancelled: the states of its nodes, and of the groups of those with upstreams.
+    """How a graph ends when nothing is cancelled: the states of its nodes, and of the groups of those with upstreams.
 
     `fates`: upstreams first, how each node ends if it is not skipped.
     """
@@ -444,7 +444,7 @@ class FlowModel:
         self._gate(member)
 
     def give_back(self, member: Member, delay: int = 0) -> None:
-        """A worker releases it, for a while or for anybody."""
+        """A worker releases it, with a delay or at once."""
         member.state, member.pending = "waiting", "interrupted"
         if delay:
             member.state, member.delay_until = "delayed", self.now + delay

@@ -21,7 +21,7 @@ PATIENCE = 60.0
 
 
 class OneConnection:
-    """Stands for the pool: every statement goes to one connection, once, and the driver's errors are not hidden."""
+    """Replaces the pool: every statement goes to one connection, once, and the driver's errors are not hidden."""
 
     target = "one connection"
 

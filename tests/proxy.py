@@ -13,7 +13,7 @@ SOCKET = ".s.PGSQL.5432"
 
 
 class Proxy:
-    """Stands between workers and the server: forwards, hangs without closing, or is gone."""
+    """A proxy between workers and the server: forwards, hangs without closing, or is gone."""
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream
@@ -41,7 +41,7 @@ class Proxy:
             await asyncio.gather(*self._serving, return_exceptions=True)
 
     def hang(self) -> None:
-        """Nothing passes any more, and nobody is told."""
+        """Nothing passes any more, and neither side is notified."""
         self._flows.clear()
 
     def flow(self) -> None:

@@ -56,7 +56,7 @@ class WipedServer(Server):
             self._is_given = False
 
     def fresh(self) -> contextlib.AbstractContextManager[str]:
-        """A database to which nobody is connected."""
+        """A database without connections."""
         return super().database()
 
     async def _renewed(self) -> str:

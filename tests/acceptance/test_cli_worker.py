@@ -59,7 +59,7 @@ async def version() -> str:
 
 
 class Project:
-    """A directory with an app, a database, and the processes somebody runs there."""
+    """A directory with an app, a database, and the processes that run there."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
@@ -71,7 +71,7 @@ class Project:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
-        """A process that goes on, and the file its output goes to."""
+        """A process that keeps running, and the file its output goes to."""
         output = self.folder / f"output-{len(self._running)}"
         with open(output, "wb") as file:
             process = subprocess.Popen(
@@ -260,7 +260,7 @@ async def test_a_restart_gives_work_back(project: Project) -> None:
     until(lambda: (project.folder / "busy").read_text() not in ("", str(first)), output)
     assert not is_alive(first)
     attempts = json.loads(project.run("show", execution_id, "--json"))["attempts"]
-    assert len(attempts) == 1, "the same attempt goes on"
+    assert len(attempts) == 1, "the same attempt continues"
 
 
 async def test_a_worker_does_not_outlive_dev(project: Project) -> None:

@@ -86,7 +86,7 @@ async def check(site: FlowsSite, run: ff.FlowRun, meant: dict[str, int]) -> None
     completions = await site.completions()
     assert set(completions) == ids
     assert set(completions.values()) == {1}
-    # Whoever ran a join, and however often: it was given the same.
+    # On every worker, and however often it ran, a join was given the same.
     given: dict[str, set[str]] = collections.defaultdict(set)
     for line in site.ledger("total"):
         given[line["execution"]].add(json.dumps(line["ns"]))

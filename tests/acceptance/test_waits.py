@@ -52,7 +52,7 @@ async def test_a_worker_dies_on_its_way_into_a_wait(site: Site, task: str, die: 
     if not links:
         assert "open_wait" in die
     else:
-        received = await client.receive(links[0], b'"yes"', idempotency_key="once")  # nobody is there
+        received = await client.receive(links[0], b'"yes"', idempotency_key="once")  # no worker runs
         assert (received.status, received.outcome) in ((202, "accepted"), (200, "resumed"))
     second = site.hire()
     await site.until(lambda: site.ledger("link"))
@@ -66,7 +66,7 @@ async def test_a_worker_dies_on_its_way_into_a_wait(site: Site, task: str, die: 
     again = await client.receive(site.ledger("link")[0]["link"], b'"yes"', idempotency_key="once")
     assert (again.outcome, again.signal_id) == ("duplicate", received.signal_id)
     await site.stop(second)
-    assert len({line["link"] for line in site.ledger("link")}) == 1, "one waitpoint and one token, whoever runs it"
+    assert len({line["link"] for line in site.ledger("link")}) == 1, "one waitpoint and one token, on every worker"
     assert [len(site.ledger(step)) for step in ("before", "after")] == [1, 1]
 
 

@@ -31,12 +31,14 @@ from flowfabric._postgres import database as database_module
 from flowfabric._postgres import listen
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.stream import NewFrame
 from flowfabric.worker import second_thread
 from flowfabric.worker import worker as worker_module
 from tests import sampling
 from tests.acceptance import worker_app
 from tests.proxy import proxies
-from tests.support import in_database
+from tests.support import in_database, started
 
 SCRIPT = Path(__file__).with_name("worker_app.py")
 PATIENCE = 60.0
@@ -319,10 +321,31 @@ def restart(data_dir: Path) -> None:
     embedded.start(data_dir).release()
 
 
+async def test_readers_that_wait_get_everything_once_over_restarts_of_the_server(site: Site, data_dir: Path) -> None:
+    engine = (await site.app.client()).engine
+    held = [await started(engine, lease_ttl=timedelta(minutes=10)) for _ in range(sampling.examples(100, 30))]
+
+    async def read(one: Claimed) -> list[str]:
+        run: ff.Run[Any] = (await site.app.client()).run(one.execution_id)
+        return [item.text async for item in run.stream() if isinstance(item, ff.Frame)]
+
+    readers = [asyncio.create_task(read(one)) for one in held]
+    for number in range(3):
+        await until(lambda: engine.tails.count == len(held))
+        frame = NewFrame(payload=b"%d" % number, mark=number + 1)
+        await engine.append_frames([(one.handle, frame) for one in held])
+        await asyncio.to_thread(restart, data_dir)
+    for one in held:
+        await engine.complete(one.handle, b"1")
+    async with asyncio.timeout(PATIENCE):
+        assert await asyncio.gather(*readers) == [["0", "1", "2"]] * len(held)
+    await site.audit()
+
+
 async def test_a_restart_of_the_server_costs_neither_a_busy_nor_an_idle_worker_anything(
     site: Site, data_dir: Path
 ) -> None:
-    # Polling helps nobody here: it would take longer than the test.
+    # Polling does not help here: it would take longer than the test.
     worker = site.hire(poll=600, lease_ttl=20)
     await worker.ready()
     busy = [await site.submit(task, 4) for task in ("job", "plain")]
@@ -430,7 +453,7 @@ async def test_a_worker_survives_a_network_that_hangs(
             return await ctx.step("answer", asyncio.sleep, 0, number)
 
         client = await site.app.client()
-        # A claim that was carried out although nobody heard the answer comes back when its lease lapses.
+        # A claim that was carried out although its answer was lost comes back when its lease lapses.
         async with ff.Worker(app, lanes=["hanging"], lease_ttl=10, poll=600, grace=1):
             runs = [await client.submit(report, 0)]
             await asyncio.wait_for(begun.wait(), PATIENCE)

@@ -22,7 +22,7 @@ class Block(NamedTuple):
     """One fenced block, and what the comment above it says.
 
     `source` is the example it must repeat, `part` the function or class of it. `file` is where the reader of a tutorial
-    puts it. `remark` is for whoever follows the page.
+    puts it. `remark` is for the test that follows the page.
     """
 
     line: int
@@ -35,7 +35,7 @@ class Block(NamedTuple):
 
     @property
     def is_run_alone(self) -> bool:
-        """Whether it is run as it stands, after the blocks before it."""
+        """Whether it is run as it is, after the blocks before it."""
         return self.language == "python" and self.source is None and self.file is None
 
 

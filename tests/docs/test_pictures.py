@@ -68,8 +68,8 @@ async def test_a_flow_reaches_the_states_in_the_picture(name: str, plain_engine:
     if sample.cancelled is not None:
         await plain_engine.cancel_flow(flow_id, policy=sample.cancelled, wait=True)
     await _work_off(plain_engine)
-    stands = {member.name: member.state for member in await plain_engine.list_flow_members(flow_id)}
-    assert stands == {member: about.state for member, about in sample.members.items()}
+    states = {member.name: member.state for member in await plain_engine.list_flow_members(flow_id)}
+    assert states == {member: about.state for member, about in sample.members.items()}
 
 
 async def _play(engine: ff.Engine, sample: object) -> FlowId:

@@ -17,7 +17,7 @@ from tests.docs.pages import ROOT, Block, fences
 
 PAGE = ROOT / "docs" / "tutorial.md"
 PATIENCE = 60.0
-# What differs from one reading to the next, and what stands for it in the comparison.
+# What differs from one reading to the next, and what replaces it in the comparison.
 _VARYING = (
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "ID"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(,\d+)?", "TIME"),
@@ -28,7 +28,7 @@ _VARYING = (
 
 
 class Shell:
-    """A shell that is typed into, as somebody who reads the page does."""
+    """A shell that is typed into, as by a reader of the page."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""Answers to waits: refused to the sender if they do not fit, set aside by the worker if nobody checked them before.
+"""Answers to waits: refused to the sender if they do not fit, set aside by the worker if they were not checked before.
 
 A raw answer goes through the engine, which checks nothing, as SQL and other languages do.
 """
@@ -43,7 +43,7 @@ def app(kit_app: ff.App) -> ff.App:
 async def raw(
     kit: Kit, run: ff.Run[Any], payload: Any, key: str = "k", *, name: str = "go", who: str = "", **fields: Any
 ) -> Accepted | DuplicateSignal:
-    """Send an answer that nobody has checked."""
+    """Send an answer that is not checked."""
     data = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
     return await (await kit.engine()).signal_execution(
         run.execution_id, key, signal_name=name, source_type="raw", source_identity=who, payload=data, **fields

@@ -958,7 +958,7 @@ async def test_metrics_count_parked_runs_and_new_executions_alone(database: str)
     assert counts['flowfabric_executions_total{kind="parent",outcome="parked"}'] >= 1
     assert counts['flowfabric_executions_total{kind="child",outcome="ok"}'] == 2
     assert not [series for series in counts if "cancelled" in series or "error" in series]
-    # Whoever is resumed did not wait in the queue for it.
+    # An execution that resumes did not wait in the queue for it.
     assert snapshot.timings['flowfabric_queue_seconds{kind="parent"}'].count == 1
     await app.close()
 

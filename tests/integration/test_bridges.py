@@ -654,7 +654,7 @@ def test_the_engine_needs_none_of_the_libraries() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-async def test_a_transaction_that_is_to_be_prepared_notifies_nobody(
+async def test_a_transaction_that_is_to_be_prepared_notifies_no_process(
     database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine
 ) -> None:
     from flowfabric.bridges import asyncpg as bridge

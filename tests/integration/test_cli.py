@@ -291,7 +291,7 @@ async def test_ctrl_c_ends_a_command_quietly(database: str) -> None:
 
 
 def on_a_terminal(*arguments: str, answers: str = "", columns: int = 120, **environment: str) -> tuple[int, str]:
-    """The program as somebody at a terminal sees it: exit code and everything that appeared."""
+    """The program as seen at a terminal: exit code and everything that appeared."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWFABRIC_", "NO_COLOR"))}
     pid, terminal = pty.fork()
     if pid == 0:

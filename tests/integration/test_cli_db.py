@@ -332,7 +332,7 @@ async def test_doctor_sees_dead_rows(findings: Any, plain_engine: ff.Engine, sql
 
 @pytest.fixture
 async def old_transaction(sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    """A transaction that is old by the measure of this test, and the pid of whoever holds it."""
+    """A transaction that is old by the measure of this test, and the pid of its session."""
     monkeypatch.setattr(diagnosis, "_OLD_TRANSACTION", timedelta(0))
     transaction = sql.transaction(isolation="repeatable_read")
     await transaction.start()

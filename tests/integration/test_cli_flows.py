@@ -32,6 +32,7 @@ from flowfabric.values.ids import FlowId
 from flowfabric.values.joins import AllOf, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.state import State
+from flowfabric.values.stream import NewFrame
 from tests.integration.test_cli import COMMAND_TREE, PROGRAM, Answer, call, on_a_terminal, run
 from tests.kept import (  # noqa: F401 - fixtures
     kept_clock,
@@ -339,6 +340,23 @@ async def test_a_watch_ends_with_the_flow(engine: ff.Engine, database: str) -> N
     assert frames[0].startswith(f"test  {flow.id}  blocked  ")
     assert frames[-1].startswith(f"{flow.id}  completed  ")
     assert len(set(frames)) == len(frames), "what did not change is not written again"
+
+
+async def test_a_watch_shows_the_last_line_of_each_active_node(engine: ff.Engine, database: str) -> None:
+    flow = await submitted(engine, {"a": [], "b": [], "c": ["a"]})
+    first, second = await flow.claim("a"), await flow.claim("b")
+    async with Watching.begin(database, flow) as watching:
+        await engine.append_frame(first.handle, NewFrame(payload=b"first\nsecond \x1b[31mred\n"))
+        await watching.until("second ")
+        assert watching.lines[-1].split(maxsplit=1) == ["a", r"second \x1b[31mred"]
+        await engine.append_frame(second.handle, NewFrame(payload=b"tok"))
+        await engine.append_frame(second.handle, NewFrame(payload=b"ens"))
+        await watching.until("tokens")
+        await engine.complete(first.handle)
+        await engine.complete(second.handle)
+        await flow.complete("c")
+        assert await watching.end() == 0
+    assert "Output" not in "\n".join(watching.lines).rpartition(str(flow.id))[2]
 
 
 async def test_a_watch_for_programs_is_a_line_each_time(engine: ff.Engine, database: str) -> None:

@@ -296,7 +296,7 @@ async def test_a_decision_resumes_the_execution_that_waits_for_it(
         "match_detail": "advanced",
     }
     (signal,) = await received(engine, other)
-    assert signal.source_identity == getpass.getuser(), "whoever is logged in"
+    assert signal.source_identity == getpass.getuser(), "the login name"
 
 
 async def asking(engine: ff.Engine, *keys: str) -> ff.ExecutionId:

@@ -84,7 +84,7 @@ async def count(sql: asyncpg.Connection[Any]) -> int:
 
 # Keys
 
-# What the execution that stands has come to, and whether a submission that replaces makes another.
+# How the existing execution ended, and whether a submission that replaces makes another.
 STANDING = {"waiting": False, "active": False, "completed": False, "failed": True, "cancelled": True}
 
 
@@ -231,7 +231,7 @@ async def test_a_batch_that_failed_submits_nothing_more(
         await publish.submit_many(range(100))
     before = asked
     assert (under_way, before < 10) == (0, True)
-    await client.lanes()  # a call to the database: whoever still submits would have come on
+    await client.lanes()  # a call to the database: a task that still submits would have continued
     assert asked == before
     assert await count(sql) < before
 
@@ -268,7 +268,7 @@ async def test_inside_a_task_a_known_key_does_what_on_duplicate_says(
 async def test_a_child_submitted_by_a_run_that_was_lost_is_not_a_known_key(
     app: ff.App, publish: ff.Task[..., str], plain_engine: ff.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The child was made, the memory of it was not: the next run finds its own child, not somebody else's."""
+    """The child was made, the memory of it was not: the next run finds its own child, not another one."""
     tries = 0
     inner = ff.Engine.submit_child
 

@@ -255,7 +255,7 @@ async def test_old_and_new_workers_side_by_side_keep_to_their_executions_though_
         crashes += crash.happened
         await kit.clock.advance(hours=1)
     versions = [await kit.run_until_ended(run) for run in runs]
-    assert versions[:6] == [1] * 6  # those that have not started are anybody's
+    assert versions[:6] == [1] * 6  # any version runs those that have not started
     for number, version in enumerate(versions):
         steps = {1: ["1 a", "1 b", "1 c"], 2: ["2 x", "2 b", "2 y"]}[version]
         # A worker that dies may repeat a step that it had not recorded.

@@ -297,7 +297,7 @@ async def test_a_cancelled_flow_is_cancelled_to_the_end(
     if moment == "inside the header":
         assert (await flow.describe()).public_flow_state == "open", "all of it or nothing"
         assert isinstance(await plain_engine.cancel_flow_header(flow.id, reason="enough of it"), FlowCancelHeader)
-    assert await plain_engine.claim_many(**WORKER, limit=10) == [], "nobody is claimed after the header"
+    assert await plain_engine.claim_many(**WORKER, limit=10) == [], "nothing is claimed after the header"
     await plain_engine.complete(running[0].handle)  # unless its own worker is first
     await clock.advance(seconds=31)
     await converged(plain_engine, sql, clock)
@@ -334,7 +334,7 @@ async def test_backends_that_die_at_any_moment(
     async def serve(engine: ff.Engine, calls: random.Random) -> None:
         nonlocal busy
         idle = 0
-        while idle < 3:
+        while idle < 3 or kills < 5:
             try:
                 swept = await engine.dispatch_cascades(limit=calls.choice([1, 3]), edges=calls.choice([1, 7, 40]))
                 siblings = await engine.cancel_siblings(limit=calls.choice([1, 5]))

@@ -193,7 +193,7 @@ async def test_hooks_of_an_app_are_for_what_is_submitted_from_outside_and_never_
         "member with a hook of its own", "outside",
     ]  # fmt: skip
     assert await watched.end(await watched.plain.options(on_failure=None).submit()) == "failed"
-    # The own hook of a task wins; a hook that fails tells nobody.
+    # The own hook of a task wins; a hook that fails runs no other.
     assert await watched.end(await careless.submit()) == "failed"
     assert len(watched.told) == 2
 

@@ -162,7 +162,7 @@ async def test_work_that_appears_unheard_in_the_last_moment_is_found_at_the_end(
 ) -> None:
     claim = waiting(plain_engine, max_wait=timedelta(seconds=2))
     await asleep(sql)
-    await sql.execute("delete from flowfabric.sleeper")  # so that the create tells nobody
+    await sql.execute("delete from flowfabric.sleeper")  # so that the create notifies no process
     execution_id = await submit(other)
     assert await found(claim) == execution_id
 
@@ -190,7 +190,7 @@ async def test_a_lost_listener_costs_time_and_nothing_else(
     before = await sql.fetch(listeners)
     assert len(before) == 1
     await sql.execute("select pg_terminate_backend($1, 10000)", before[0]["pid"])
-    # Nobody hears of this one; the listener wakes everybody once it is back.
+    # No process is notified of this one; the listener wakes all once it is back.
     execution_id = await submit(other)
     assert await found(claim) == execution_id
     claim = waiting(plain_engine)

@@ -359,7 +359,7 @@ async def test_a_step_that_cannot_have_its_lock_lets_the_others_pass(
                 await migrate(sql, patience=0.2)
             assert locked.value.kind == "schema_locked" and locked.value.retryable
             waiting = asyncio.create_task(migrate(sql, patience=PATIENCE))
-            for _ in range(5):  # whoever comes while it tries waits for one try at most
+            for _ in range(5):  # a call that comes while it tries waits for one try at most
                 await asyncio.wait_for(other.fetch("select * from flowfabric.lane"), PATIENCE)
                 await asyncio.sleep(0.05)
             assert not waiting.done()

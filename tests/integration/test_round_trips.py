@@ -42,7 +42,7 @@ SOCKET = ".s.PGSQL.5432"
 
 
 class Wire:
-    """Stands between client and server and counts what asks for an answer: Sync and simple Query messages."""
+    """A proxy between client and server that counts what asks for an answer: Sync and simple Query messages."""
 
     def __init__(self, upstream: str) -> None:
         self._upstream = upstream

@@ -16,6 +16,8 @@ import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.bridges import sse
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.engine import tails
 from flowfabric.errors import ResourceExhausted, Unavailable, ValidationFailed
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
@@ -364,6 +366,19 @@ async def test_frames_pass_the_codecs_and_summaries_cannot(database: str) -> Non
     await app.close()
 
 
+async def test_a_reader_gets_past_a_frame_that_it_cannot_decode(app: ff.App, engine: ff.Engine) -> None:
+    held = await started(engine)
+    for payload, encoding in ((b"first", None), (b"secret", "json+unknown"), (b"last", None)):
+        await engine.append_frame(held.handle, NewFrame(payload=payload, encoding=encoding))
+    await engine.complete(held.handle, b"1")
+    run: ff.Run[Any] = (await app.client()).run(held.execution_id)
+    with pytest.raises(CannotDecode) as caught:
+        await read(run)
+    assert "secret" not in str(caught.value)
+    assert caught.value.cursor is not None
+    assert await read(run, after=caught.value.cursor) == ["last"]
+
+
 async def test_what_a_task_logs_becomes_frames(app: ff.App) -> None:
     log = logging.getLogger("some.module")
     handler = ff.EmitHandler()
@@ -676,7 +691,7 @@ async def test_readers_at_the_same_position_share_a_page(
     await engine.append_frame(held.handle, NewFrame(payload=b"x" * 60_000))
     await engine.complete(held.handle, b"1")
     assert await asyncio.gather(*tasks) == [["x" * 60_000]] * 50
-    assert max(asked) == 1
+    assert max(asked) <= 2  # positions: before and after the frame
 
 
 async def test_a_run_that_was_never_claimed_ends_its_stream(app: ff.App, engine: ff.Engine) -> None:
@@ -938,6 +953,43 @@ async def test_permits_are_refused_beyond_the_limit_and_at_shutdown(database: st
         assert time.monotonic() - begun < 5
         with pytest.raises(Unavailable):
             await engine.tail_stream(held.execution_id)
+
+
+@pytest.mark.parametrize("what", ["append", "close"])
+@pytest.mark.parametrize("moment", ["before it is announced", "after it is announced"])
+async def test_a_tail_that_is_about_to_wait_misses_nothing(
+    database: str, engine: ff.Engine, monkeypatch: pytest.MonkeyPatch, what: str, moment: str
+) -> None:
+    """Without polls: it announces that it waits, then reads."""
+    monkeypatch.setattr(tails, "_FIRST_POLL", 1000.0)
+    held = await started(engine)
+    async with await ff.Engine.connect(database) as reader:
+        announce, is_done = reader.watch, False
+
+        async def happens() -> None:
+            nonlocal is_done
+            if not is_done:
+                is_done = True
+                if what == "append":
+                    await engine.append_frame(held.handle, NewFrame(payload=b"x"))
+                else:
+                    await engine.complete(held.handle, b"1")
+
+        async def watch(*args: Any, **options: Any) -> None:
+            if moment.startswith("before"):
+                await happens()
+            await announce(*args, **options)
+            await happens()
+
+        await reader.tail_stream(held.execution_id, 0, block=timedelta(milliseconds=50))  # it listens from now on
+        assert reader._listener is not None
+        await reader._listener.listening(PATIENCE)
+        await until(lambda: reader.tails._task is None or reader.tails._task.done())
+        monkeypatch.setattr(reader, "watch", watch)
+        async with asyncio.timeout(PATIENCE / 2):
+            page = await reader.tail_stream(held.execution_id, 0, block=timedelta(seconds=30))
+    assert is_done
+    assert (len(page.frames), page.closed_reason) == ((1, None) if what == "append" else (0, "attempt_success"))
 
 
 @pytest.mark.parametrize("lost", ["listening", "all"])

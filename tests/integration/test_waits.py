@@ -84,7 +84,7 @@ BOTH = pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
 
 
 async def states(run: ff.Run[Any]) -> tuple[str, list[tuple[str, str]]]:
-    """Where it stands, and its open waitpoints by key and state."""
+    """Its state, and its open waitpoints by key and state."""
     waits = await run.waits()
     return str(await run.state()), sorted((one.waitpoint_key, one.state) for one in waits)
 
@@ -720,7 +720,7 @@ async def test_the_engine_ends_an_execution_whose_wait_times_out(
 async def test_a_time_that_was_over_before_it_could_wait_ends_the_wait_all_the_same(
     kit: Kit, app: ff.App, plain: bool, on_timeout: Any
 ) -> None:
-    """The worker was lost right after the waitpoint was opened, and nobody was there for a day."""
+    """The worker was lost right after the waitpoint was opened, and no worker ran for a day."""
 
     def body(ctx: Any) -> Generator[Any, Any, Any]:
         return (yield ctx.wait_for("k", timeout=HOUR, on_timeout=on_timeout)).name
@@ -757,7 +757,7 @@ async def test_an_escalated_wait_continues_and_accepts_signals(kit: Kit, app: ff
 
 
 async def test_a_wait_that_is_left_over_after_its_deadline_escalates_when_it_is_alone(kit: Kit, app: ff.App) -> None:
-    """Beside a longer sleep nobody is told; afterwards the deadline is long over, which is no reason not to wait."""
+    """Beside a longer sleep the timeout wakes nothing; a deadline that has passed then is no reason not to wait."""
 
     @app.task
     async def job(ctx: ff.Context) -> str:
@@ -1278,7 +1278,7 @@ async def test_a_replay_after_a_missing_signal_waits_again_and_keeps_the_steps(
 
 
 async def test_a_replay_takes_a_default_that_was_taken_as_it_was(kit: Kit, app: ff.App, did: Ledger) -> None:
-    """Only what ended it is asked for again: its time was over, and it went on."""
+    """Only what ended it is asked for again: it timed out, and continued."""
 
     def body(ctx: Any) -> Generator[Any, Any, Any]:
         answer = yield ctx.wait_for("k", timeout=HOUR, default="none")
@@ -1344,7 +1344,7 @@ async def test_changed_code_may_ask_for_another_condition_at_the_same_keys(kit: 
     assert await kit.run_until_ended(run) == ["b"]
 
 
-# ---- beside work that goes on
+# ---- beside work that continues
 
 
 async def test_a_signal_is_noticed_while_something_else_goes_on_and_looked_for_ever_less_often(

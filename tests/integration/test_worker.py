@@ -873,7 +873,7 @@ async def test_what_was_submitted_before_a_worker_announced_its_sleep_and_commit
     transaction = sql.transaction()
     await transaction.start()
     submission = {"lane_id": "default", "execution_kind": job.name, "input_payload": b"{}"}
-    made = await client.engine.create_execution(**submission, connection=sql)  # nobody sleeps yet
+    made = await client.engine.create_execution(**submission, connection=sql)  # no worker sleeps yet
     watching = await asyncpg.connect(database)
     async with working(app, poll=600, duties=False):
         while not await watching.fetchval("select count(*) from flowfabric.sleeper where lane <> ''"):

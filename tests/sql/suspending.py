@@ -217,7 +217,7 @@ def bound(waiting: Waiting, answer: object) -> Waiting:
 
 
 def changed(before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]]) -> dict[str, list[dict[str, Any]]]:
-    """The rows that another look found new or different, by table; what vanished stands as a row under `-table`."""
+    """The rows that another look found new or different, by table; rows that vanished are listed under `-table`."""
     found: dict[str, list[dict[str, Any]]] = {}
     for table, row in after:
         if (table, row) not in before:

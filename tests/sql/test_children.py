@@ -888,7 +888,7 @@ async def test_a_child_is_not_purged_beside_a_result_that_is_being_recorded(
     await one.begin()
     await remember(one, held, f"result {child}", result=b"1")
     await two.run_timers("retention")
-    assert await state(two, child) == "completed"  # not recorded as far as anybody can see
+    assert await state(two, child) == "completed"  # not recorded as far as other transactions see
     await one.end(ending)
     await stage.clock.advance(days=1)
     await two.run_timers("retention")

@@ -242,9 +242,9 @@ async def test_within_a_batch_the_first_key_with_a_window_wins(engine: CheckedEn
     zero = NewExecution(execution_kind="k", idempotency_key="k", policy=never)
     answers = await engine.create_many([zero, plain, plain, zero])
     assert [type(answer) for answer in answers] == [Created, Created, Duplicate, Duplicate]
-    stands = answers[1].execution_id  # type: ignore[union-attr]
-    assert answers[2:] == [Duplicate(stands)] * 2  # type: ignore[arg-type]
-    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == Duplicate(stands)
+    existing = answers[1].execution_id  # type: ignore[union-attr]
+    assert answers[2:] == [Duplicate(existing)] * 2  # type: ignore[arg-type]
+    assert await engine.create_execution(execution_kind="k", idempotency_key="k") == Duplicate(existing)
 
 
 async def test_a_known_id_is_a_duplicate_and_changes_nothing(

@@ -795,7 +795,7 @@ NEVER = (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
 
 @each("at", NEVER)
 async def test_the_first_and_the_last_moment_are_refused_by_name(world: World, at: datetime) -> None:
-    """The driver would store them as infinities: delayed for ever, never expired, read back without a time zone."""
+    """The driver would store them as infinities: delayed forever, never expired, read back without a time zone."""
     held = await by_claim(world)
     for field, call in {
         "delay_until": lambda: submit(world.engine, delay_until=at),
@@ -873,7 +873,7 @@ async def test_the_ids_of_leases_and_attempts_are_uuids(world: World) -> None:
             assert (one.version, one.variant) == (4, RFC_4122), one
 
 
-async def test_a_handle_that_somebody_built_fails_no_other_of_its_call(world: World) -> None:
+async def test_a_handle_built_by_hand_fails_no_other_of_its_call(world: World) -> None:
     good = await by_claim(world)
     fields = {name: getattr(good.handle, name) for name in Handle.__struct_fields__}
     forged = {

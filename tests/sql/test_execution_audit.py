@@ -65,7 +65,7 @@ async def _replayed(stage: Stage, engine: Party) -> None:
 
 
 async def _given_up(stage: Stage, engine: Party) -> None:
-    """Its lease lapsed, it was cancelled before anybody took it back, and runs again."""
+    """Its lease lapsed, it was cancelled before a worker took it over, and runs again."""
     at = await STATES["X"](engine, stage.clock)
     await engine.cancel(Operator(at.id), "enough")
     await engine.replay_execution(at.id)
@@ -96,7 +96,7 @@ async def _reclaim_granted(stage: Stage, engine: Party) -> None:
 
 
 async def _grant_lapsed(stage: Stage, engine: Party) -> None:
-    """Nobody used it, and the execution went another way."""
+    """It was not used, and the execution was claimed in another way."""
     await _granted(stage, engine)
     await stage.clock.advance(seconds=6)
     await claim_one(engine)

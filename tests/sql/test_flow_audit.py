@@ -126,7 +126,7 @@ async def _cancelling(stage: Stage, engine: Party) -> None:
 
 
 async def _lost_lease(stage: Stage, engine: Party) -> None:
-    """Nobody may take back what is owed a cancel."""
+    """No worker may take over a member that is to be cancelled."""
     flow = await _chain(engine)
     held = await _claim(engine, "a")
     await engine.cancel_flow_header(flow.flow_id)

@@ -330,7 +330,7 @@ REPAIR = Act("reconcile edges", _reconcile_edges, skips=True)
 
 
 async def open_scene(stage: Stage, parties: list[Party], graph: Mapping[str, Sequence[str]], **given: Any) -> Scene:
-    """A flow whose members may be tried again; nobody is ready by chance, for each has a kind of its own."""
+    """A flow whose members may be tried again; none is claimed by chance, because each has a kind of its own."""
     await stage.empty()
     flow = await submitted(
         parties[0], graph, given.pop("policies", None), given.pop("ref", None), policy=RETRY, **given
@@ -778,7 +778,7 @@ select jsonb_build_object(
 
 
 async def picture(stage: Stage) -> Any:
-    """Everything that stands, with names for ids and without times."""
+    """Everything that is stored, with names for ids and without times."""
     found = json.loads(await stage.watch.fetchval(_PICTURE))
     names = {row[0]: row[1].partition(".")[0] for row in found["executions"] or ()}
     for rows in (found["executions"], found["edges"], found["groups"]):
@@ -817,7 +817,7 @@ async def repeated(call: Callable[[], Awaitable[Any]]) -> Any:
 
 
 async def left(stage: Stage, party: Party) -> Any:
-    """What stands when the duties are through."""
+    """What is stored when the duties are done."""
     await settle_flows(party, stage.clock)
     return await picture(stage)
 
@@ -879,8 +879,8 @@ async def test_concurrent_flow_calls_match_one_serial_order(
                 continue
             orders = [await in_order(stage, parties, meeting, first, second)]
             if not waited:
-                behind, stands = await in_order(stage, parties, meeting, second, first)
-                orders.append((behind[::-1], stands))
+                behind, left = await in_order(stage, parties, meeting, second, first)
+                orders.append((behind[::-1], left))
             if (answers, after) not in orders:
                 assert (answers, after) == orders[0], names
         except BaseException as error:
@@ -963,7 +963,7 @@ async def test_a_member_marked_to_be_cancelled_is_not_skipped(stage: Stage, part
     await task
     await two.dispatch_cascades()
     assert waited == (first == "dispatch")
-    # Skipped before the flow was cancelled; afterwards nobody is.
+    # Skipped before the flow was cancelled; afterwards no member is.
     expected = {"header": "waiting", "dispatch": "skipped"}[first]
     assert await scene.flow.state("d") == expected
     assert (await scene.flow.group("d")).group_state == "impossible"

@@ -138,6 +138,20 @@ async def test_edges_of_a_locked_group_are_no_progress(plain_engine: ff.Engine, 
     assert (await states(plain_engine, flow))["join"] == "waiting"
 
 
+async def test_an_end_is_finished_with_its_last_edge_although_the_limit_is_reached(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    flows = [await plain_engine.submit_flow(race("a", "b")) for _ in range(2)]
+    held = {one.execution_id: one.handle for one in await plain_engine.claim_many(limit=10, **WORKER)}
+    async with sql.transaction():
+        await sql.fetch("select 1 from flowfabric.edge_group for update")
+        for flow in flows:
+            await plain_engine.complete(held[flow.nodes["a"]])
+    for left in (2, 1):
+        done = await plain_engine.dispatch_cascades(edges=1)
+        assert (done.seen, done.finished, done.resolved) == (left, 1, 1)
+
+
 async def test_flows_that_nothing_was_put_into_are_forgotten(plain_engine: ff.Engine, clock: Clock) -> None:
     empty = await plain_engine.create_flow()
     full = await plain_engine.submit_flow(

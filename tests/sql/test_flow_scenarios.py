@@ -335,10 +335,10 @@ async def test_a_dispatcher_dies_before_or_after_the_cancels(
     await before.complete("u1")
     (entry,) = await engine.list_sibling_cancels()
     assert set(entry.siblings) == {before["u2"], before["u3"]}
-    stands = await stored(sql)
+    rows = await stored(sql)
     assert await engine.reconcile_sibling_cancel_group(before.id, before["join"]) == "no_op"
     assert await SiblingRepair(engine).run_once() == 0
-    assert await stored(sql) == stands
+    assert await stored(sql) == rows
     await drain(engine)
     assert await reasons(before, "u2", "u3") == {("cancelled", WON, "operator_override")}
     assert await engine.list_sibling_cancels() == []
@@ -391,7 +391,7 @@ async def test_one_sweep_drains_a_chain(engine: CheckedEngine) -> None:
     while (sweep := await engine.dispatch_cascades(limit=1000, stale=timedelta())).seen:
         swept += sweep.finished
     assert await flow.states("b", "c", "d") == {"b": "skipped", "c": "skipped", "d": "skipped"}
-    assert swept == 2, "b and c had somebody behind them"
+    assert swept == 2, "b and c had downstreams"
     assert (await engine.dispatch_cascades(stale=timedelta())).seen == 0
     good = await submitted(engine, CHAIN)
     for name, following in zip("abc", "bcd", strict=True):

@@ -242,7 +242,7 @@ class Crowd:
                     await self.attempt("project", party.project_flow_summary, flow)
 
     async def serve(self, party: Party, chance: random.Random) -> None:
-        """The duties, for as long as anybody works."""
+        """The duties, while workers run."""
         while self.working:
             swept = await party.dispatch_cascades(limit=chance.choice([1, 2, 100]), edges=chance.choice([1, 3, 100]))
             assert swept.failed == 0, swept
@@ -315,7 +315,7 @@ async def test_concurrent_work_on_flows_leaves_nothing_stuck(stage: Stage, seed:
     await stage.audit()
     assert set(crowd.refused) <= EXPECTED, crowd.refused
     for name in ("complete", "fail", "wait_children", "replay", "apply", "extend", "header", "resume"):
-        assert crowd.acts[name], f"nobody came to {name}: {crowd.acts}"
+        assert crowd.acts[name], f"{name} was never tried: {crowd.acts}"
     await drain(stage, parties[0])
     await check_settled(parties[0], stage.watch)
     await stage.audit()

@@ -459,7 +459,15 @@ async def _end(flow: Flow) -> None:
     await flow.complete("c")
 
 
-@pytest.mark.parametrize(("prepare", "state"), [(_run, "active"), (_suspend, "suspended"), (_end, "completed")])
+async def _lose(flow: Flow) -> None:
+    """Another worker may take it over."""
+    held = await flow.claim("c")
+    await flow.engine.revoke_lease(held.execution_id)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "state"), [(_run, "active"), (_lose, "active"), (_suspend, "suspended"), (_end, "completed")]
+)
 @pytest.mark.parametrize("reopened", [False, True], ids=["first edge", "satisfied before"])
 async def test_a_downstream_that_runs_waits_or_has_ended_is_left_alone(
     engine: CheckedEngine, prepare: Callable[[Flow], Awaitable[None]], state: str, reopened: bool
@@ -1146,7 +1154,7 @@ async def test_a_flow_id_is_used_once(engine: CheckedEngine, sql: asyncpg.Connec
     before = await stored(sql)
     again = await engine.submit_flow([node("a"), node("b", "a")], flow_id=flow_id)
     assert again.existed
-    assert again.nodes == made.nodes, "what stands is told, not what was not made"
+    assert again.nodes == made.nodes, "the stored nodes are returned, not those of this call"
     assert await stored(sql) == before
     await engine.cancel_flow(flow_id)
     assert (await engine.submit_flow([node("a")], flow_id=flow_id)).existed
@@ -1189,7 +1197,7 @@ async def test_an_edge_id_that_exists_is_no_new_edge(engine: CheckedEngine, sql:
 
 
 UPSTREAM_ENDS: dict[str, tuple[EdgeGroupPolicy, str, str]] = {
-    # policy; how the old upstream stands; how the new member then stands (its other upstream has not ended)
+    # policy; the state of the old upstream; then that of the new member (its other upstream has not ended)
     "all_of, running": (AllOf(), "active", "waiting_children"),
     "all_of, succeeded": (AllOf(), "completed", "waiting_children"),
     "all_of, failed": (AllOf(), "failed", "skipped"),

@@ -838,7 +838,7 @@ async def test_the_floor_is_not_raised_while_something_enters_below(
     await one.begin()
     await entry.enter(one, arranged)
     await two.raise_floor(floor.route)
-    assert await floor.rank() == 8990, "given up at once: somebody enters"
+    assert await floor.rank() == 8990, "given up at once: another call enters"
     await one.end(ending)
     await two.raise_floor(floor.route)
     assert await floor.rank() == (8995 if ending == "commit" else 8999)
@@ -922,7 +922,7 @@ async def test_an_undone_savepoint_leaves_floor_and_lock_as_they_were(
     await entry.enter(one, arranged)
     await one.connection.execute("rollback to savepoint before")
     await two.raise_floor(floor.route)
-    assert await floor.rank() == 8999, "nobody enters any more"
+    assert await floor.rank() == 8999, "no call enters any more"
     await entry.enter(one, arranged)
     await one.commit()
     assert await floor.rank() == 8995

@@ -1,4 +1,4 @@
-"""Waiting for the end of another execution: whoever comes first, and whatever ends it, nobody sleeps for ever."""
+"""Waiting for the end of another execution: whichever call comes first, and whatever ends it, the waiter wakes."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def goes_on(stage: Stage, engine: ff.Engine, one: Claimed) -> None:
 
 
 @EVERY_END
-async def test_the_end_of_the_other_wakes_whoever_waits(stage: Stage, parties: list[Party], end: End) -> None:
+async def test_the_end_of_the_other_wakes_the_waiter(stage: Stage, parties: list[Party], end: End) -> None:
     one, *_ = parties
     father, son = await family(stage, one, end)
     assert await park(one, father, son) == Parked(father.execution_id, True)
@@ -290,7 +290,7 @@ HOLDERS = {
 
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_a_parent_in_somebody_elses_hands_is_woken_by_a_timer(
+async def test_a_locked_parent_is_woken_by_a_timer(
     stage: Stage, parties: list[Party], holder: str, ending: str
 ) -> None:
     one, two, three = parties
@@ -301,7 +301,7 @@ async def test_a_parent_in_somebody_elses_hands_is_woken_by_a_timer(
     await two.begin()
     call, then = HOLDERS[holder]
     await call(two, father)
-    # The end of the child waits for nobody.
+    # The end of the child waits for no lock.
     await asyncio.wait_for(three.complete(son.handle), PATIENCE)
     assert await state(stage, father) == "waiting_children"
     assert await late(stage) == 1
@@ -840,7 +840,7 @@ async def test_no_wake_up_is_lost_among_many(stage: Stage, parties: list[Party],
                 case 2:
                     await party.cancel_many([c.execution_id for c in batch], "enough")
                 case _:
-                    # Undone and done again: whoever was woken by it must not have gone on.
+                    # Undone and done again: what was woken by it must not have continued.
                     await party.begin()
                     await party.complete_many([c.handle for c in batch])
                     await party.rollback()

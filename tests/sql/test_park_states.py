@@ -486,7 +486,7 @@ async def test_the_audit_sees_what_contradicts_itself(
     assert found & rules == found and found, (found, rules)
 
 
-async def test_nobody_is_delayed_until_the_end_of_time(stage: Stage, parties: list[Party]) -> None:
+async def test_no_execution_is_delayed_until_the_end_of_time(stage: Stage, parties: list[Party]) -> None:
     one, _ = parties
     for expected in TABLE:
         await stage.empty()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -183,3 +184,27 @@ async def test_no_row_is_below_a_floor_at_any_moment_while_every_claim_raises_it
     async with asyncio.timeout(120):
         await asyncio.gather(*(submits() for _ in range(submitters)), *(claims(n) for n in range(3)), watches())
     assert sorted(claimed) == sorted(submitted)
+
+
+async def test_an_announced_position_is_just_below_its_row_and_that_of_an_old_row_below_all(
+    sql: asyncpg.Connection[Any],
+) -> None:
+    """A position above its row would let the floor rise over it before it is committed: no claim would find it."""
+    rows = await sql.fetch(
+        """
+        select r.rank, a.age, n.now - a.age as created, flowfabric.place_rank(p.place) as place_rank,
+               flowfabric.place_time(p.place, n.now) as place_time
+        from (select flowfabric.now()) as n (now),
+             unnest(array[0, 1, 599, 600, 8999, 9000]) as r (rank),
+             unnest(array[interval '0', '0.05 s', '1 h', '30 days', '99 days', '101 days', '160 days', '999 days'])
+             as a (age)
+        cross join lateral (select flowfabric.ready_place(r.rank, n.now - a.age, n.now)::bigint) as p (place)
+        """
+    )
+    assert len(rows) == 48
+    for row in rows:
+        assert row["rank"] - 600 < row["place_rank"] <= row["rank"], row
+        if row["age"] > timedelta(days=100):
+            assert row["place_time"] == datetime.min, row
+        else:
+            assert timedelta() <= row["created"] - row["place_time"] <= timedelta(seconds=0.1), row

@@ -180,7 +180,7 @@ async def test_what_is_left_of_the_time_of_an_attempt_is_kept(engine: CheckedEng
     assert timedelta(seconds=14) < again.attempt_timeout_at - await clock.now() < timedelta(seconds=15)
 
 
-# How else it ends, or goes on
+# How else it ends, or continues
 
 
 async def test_an_operator_may_fail_it_and_replay_it(engine: CheckedEngine, sql: SQL) -> None:

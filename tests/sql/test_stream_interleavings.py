@@ -72,6 +72,25 @@ async def test_the_other_call_waits_for_an_append(stage: Stage, other: str, endi
     await stage.audit()
 
 
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+async def test_an_append_behind_a_deletion_leaves_nothing(stage: Stage, ending: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    held = await started(one)
+    for frame in MODES:
+        await append(one, held, frame)
+    await one.complete(held.handle, b"done")
+    await one.begin()
+    await one.delete_execution(held.execution_id)
+    task = await waiting(stage.watch, two, append(two, held), behind=one)
+    await one.end(ending)
+    answer = await asyncio.wait_for(task, PATIENCE)
+    assert answer.kind == ("not_found" if ending == "commit" else "stream_closed")
+    left = await stage.watch.fetchval("select count(*) from flowfabric.frame where id = $1", held.execution_id)
+    assert (left > 0) == (ending == "rollback")
+    await stage.audit()
+
+
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(range(3), range(3))))
 async def test_two_appends_to_one_stream_are_one_after_the_other(stage: Stage, first: int, second: int) -> None:
     await stage.empty()

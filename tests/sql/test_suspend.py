@@ -555,7 +555,7 @@ async def test_ten_minutes_of_another_clock_are_tolerated(world: SuspendingWorld
 @pytest.mark.parametrize(
     ("condition", "keys"), [(OperatorOnly(), ["k"]), (TimeoutOnly(), ["k"]), (all_of("a", OperatorOnly()), ["a"])]
 )
-async def test_a_sole_binding_may_be_there_for_nobody(
+async def test_a_sole_binding_need_not_be_in_the_condition(
     world: SuspendingWorld, condition: Condition, keys: list[str]
 ) -> None:
     wait = await world.suspend(condition, *keys, timeout_at=await world.in_an_hour())
@@ -1126,7 +1126,7 @@ async def test_what_arrived_before_may_be_enough(
     assert [(one.signal_id, one.payload) for one in seen] == [
         (signals[n].signal_id, str(n).encode()) for n in satisfiers
     ]
-    # It is over: a late signal is refused, nothing times out, and the worker goes on.
+    # It is over: a late signal is refused, nothing times out, and the worker continues.
     assert await told(world.send(wait)) == "waitpoint_closed"
     await world.engine.renew(wait.handle)
     await world.engine.complete(wait.handle)
@@ -1141,7 +1141,7 @@ async def test_what_was_not_enough_before_counts_on(world: SuspendingWorld) -> N
     assert (await world.suspension(wait)).satisfier_signal_ids == (first.signal_id, last.signal_id)
 
 
-async def test_a_suspension_that_never_opened_is_in_nobodys_way(world: SuspendingWorld) -> None:
+async def test_a_suspension_that_never_opened_blocks_nothing(world: SuspendingWorld) -> None:
     wait = await world.pend()
     sent = await world.accept(wait)
     answer = await world.suspend_on_pending(wait, timeout_at=await world.in_an_hour())
@@ -1432,7 +1432,7 @@ async def test_an_operator_resumes_whatever_the_condition_says(
     *_, event = await world.events(wait)
     assert short([event]) == ["O:resumed"]
     assert event.details == {"trigger_type": trigger}
-    # Twice is once, and its deadline is nobody's any more.
+    # Twice is once, and its deadline no longer applies.
     before = await world.stored()
     assert await told(world.engine.resume_execution(wait.id, trigger)) == "execution_not_suspended"
     assert await world.stored() == before

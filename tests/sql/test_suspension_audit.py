@@ -54,7 +54,7 @@ async def _held(stage: Stage, engine: Party) -> Claimed:
 
 
 async def _pending(stage: Stage, engine: Party) -> Claimed:
-    """A waitpoint that nobody uses yet, with a signal on it."""
+    """A waitpoint that no suspension uses yet, with a signal on it."""
     held = await _held(stage, engine)
     made = await engine.create_waitpoint(held.handle, "k", MINUTE)
     await _send(engine, held.execution_id, made.waitpoint_id, made.token)

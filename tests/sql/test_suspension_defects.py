@@ -583,7 +583,7 @@ async def test_there_is_one_clock_and_a_time_has_come_when_it_is_reached(world: 
         kept.accepted_at
     }
     assert kept.accepted_at >= at
-    # Nobody can stop the clock, so the two moments are given by hand.
+    # The clock cannot be stopped, so the two moments are given by hand.
     expire = "select flowfabric.expire_suspensions(array[$1::integer], array[$2::uuid], $3)"
     await world.sql.execute(expire, home(wait.id), wait.id, timeout - timedelta(microseconds=1))
     assert (await world.suspension(wait)).closed_at is None

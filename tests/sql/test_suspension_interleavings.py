@@ -256,7 +256,7 @@ BEFORE = [
     )
     for name, (starts, after, fields) in _BEFORE.items()
 ]
-# The keys are nobody's execution: who signs or verifies does not wait for who rotates, nor the other way round.
+# Keys belong to no execution: signing and verifying do not wait for a rotation, nor the other way round.
 SIGNERS = ("suspend", "suspend on pending", "create waitpoint", "open wait", "signal", "approval", "rotate")
 
 
@@ -346,7 +346,7 @@ select jsonb_build_object(
 
 
 async def picture(stage: Stage) -> Any:
-    """Everything that stands, without what differs from run to run: ids and times."""
+    """Everything that is stored, without what differs from run to run: ids and times."""
     return json.loads(await stage.watch.fetchval(_PICTURE))
 
 

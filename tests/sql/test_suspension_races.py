@@ -55,7 +55,7 @@ async def parties(stage: Stage) -> AsyncIterator[list[Party]]:
 
 
 class Point:
-    """A waitpoint of an execution, and whoever may signal it."""
+    """A waitpoint of an execution, and its token."""
 
     def __init__(self, execution_id: ExecutionId, waitpoint_id: UUID, token: WaitpointToken) -> None:
         self.execution_id = execution_id
@@ -369,7 +369,7 @@ async def test_a_signal_behind_a_pending_expiry_is_late(
     else:
         assert kind(await one.expire_waitpoint(claimed.execution_id, point.id)) == "Closed"
     answer = await behind(stage, one, two, point.signal(two), ending)
-    assert kind(answer) == "waitpoint_closed", "also when nobody has marked it yet"
+    assert kind(answer) == "waitpoint_closed", "also when it is not marked yet"
     assert await signals(stage) == 0
 
 
@@ -399,7 +399,7 @@ async def test_a_suspend_behind_a_lease_expiry_is_refused(stage: Stage, parties:
     await one.begin()
     assert (await one.run_timers("lease")).handled == 1
     answer = await behind(stage, one, two, suspend(two, claimed), ending)
-    assert kind(answer) == "lease_expired", "also when nobody has marked it yet"
+    assert kind(answer) == "lease_expired", "also when it is not marked yet"
     assert await stage.watch.fetchval("select count(*) from flowfabric.suspension") == 0
 
 
@@ -549,7 +549,7 @@ async def test_suspends_on_the_same_fresh_ids_in_opposite_orders_do_not_deadlock
 async def test_a_signal_and_the_end_of_a_child_wake_a_parent_once(
     stage: Stage, parties: list[Party], first: str, endings_of: tuple[str, str]
 ) -> None:
-    """It is parked for both. Each holds the parent or finds it held; whatever commits, it goes on."""
+    """It is parked for both. Each holds the parent or finds it held; whatever commits, it continues."""
     one, two, three = parties
     await submit(one, lane_id="parents")
     parent = await claim_one(one, lane_id="parents", lease_ttl=LONG)

@@ -223,7 +223,7 @@ class Crowd:
                     await asyncio.sleep(0.002)
 
     async def serve(self, party: Party, chance: random.Random) -> None:
-        """The duties, for as long as anybody works, and then until nothing is due."""
+        """The duties, while workers run, and then until nothing is due."""
         idle = 0
         while self.working or idle < 2:
             handled = 0
@@ -286,7 +286,7 @@ async def test_concurrent_work_loses_no_signal_and_no_wake_up(stage: Stage, seed
     await stage.audit()
     assert set(crowd.refused) <= EXPECTED, crowd.refused
     for name in ("suspend", "suspend on pending", "park", "resume_condition_satisfied", "duplicate"):
-        assert crowd.acts[name], f"nobody came to {name}: {crowd.acts}"
+        assert crowd.acts[name], f"{name} was never tried: {crowd.acts}"
 
     # What was accepted is recorded, once, and nothing else is; each that resumed closed one suspension.
     stored = await stage.watch.fetch(

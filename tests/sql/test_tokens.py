@@ -55,7 +55,7 @@ PATIENCE = 60.0
 
 
 def signed(kid: str, secret: str, execution_id: UUID | str, waitpoint_id: UUID) -> str:
-    """A token as anybody who has the secret would make it: signed messages name the partition before the id."""
+    """A token as any holder of the secret would make it: signed messages name the partition before the id."""
     name = execution_id if isinstance(execution_id, str) else f"{{fp:{home(execution_id)}}}:{execution_id}"
     message = f"{kid}:{name}:{waitpoint_id}".encode()
     return f"{kid}:{hmac.new(bytes.fromhex(secret), message, hashlib.sha256).hexdigest()}"
@@ -262,7 +262,7 @@ async def test_nothing_is_minted_while_the_keystore_is_empty(engine: ff.Engine, 
     assert await everything(sql) == before
     assert await refused(engine, at) == "invalid_token"
     assert await engine.list_waitpoint_hmac_kids() == WaitpointKids(None, ())
-    # What needs no minting goes on, and operators are not locked out.
+    # Calls that mint nothing still work, and operators are not locked out.
     suspended = await engine.suspend(
         at.claimed.handle, waitpoints=[UsePending(at.waitpoint_id)], resume_condition=on("k")
     )
@@ -413,7 +413,7 @@ async def test_every_unknown_token_gets_the_same_refusal(engine: CheckedEngine, 
 async def test_the_dummy_key_for_an_unknown_one_verifies_nothing(
     engine: CheckedEngine, sql: asyncpg.Connection[Any], still: Clock
 ) -> None:
-    """Where a key is missing a digest is computed all the same, with a key that anybody can guess."""
+    """Where a key is missing a digest is computed all the same, with a key that is no secret."""
     at = await spot(engine)
     nothing = ("", "00" * 32, "00" * 64)
     for secret in nothing:
@@ -981,7 +981,7 @@ async def test_a_refusal_waits_for_no_lock(engine: CheckedEngine, database: str,
     assert await stamp(engine, at.id) is None, "it was skipped, not queued"
     await refused(engine, at, "rubbish")
     assert await stamp(engine, at.id) is not None
-    # Keys can be changed whoever holds an execution, and a key held by a rotation stops no delivery.
+    # Keys can be changed while an execution is locked, and a key held by a rotation stops no delivery.
     async with sql.transaction():
         await sql.execute("select from flowfabric.execution for update")
         async with asyncio.timeout(PATIENCE):

@@ -315,7 +315,7 @@ async def test_two_workers_that_start_the_first_of_a_version_together_make_one_r
     await stage.audit()
 
 
-async def test_floors_of_versions_that_nobody_serves_any_more_are_removed(
+async def test_floors_of_versions_that_no_worker_serves_any_more_are_removed(
     engine: CheckedEngine, sql: SQL, clock: Clock
 ) -> None:
     claimed = await begun(engine)

@@ -73,7 +73,7 @@ async def test_a_history_leaves_what_the_model_says(
     model = Registry()
     for place, step in enumerate(history):
         wanted = expected(model, step)
-        # The database's clock goes on by itself: nothing may end in the moment of a step.
+        # The database's clock moves by itself: nothing may end in the moment of a step.
         assert await play(plain_engine, clock, step) == wanted, history[: place + 1]
         for namespace in ("", "x"):
             page = await plain_engine.list_workers(namespace)

@@ -116,7 +116,7 @@ def answering(value: Any) -> Callable[[], Awaitable[Any]]:
 
 
 class Time:
-    """A clock that moves when told, and when somebody sleeps."""
+    """A clock that moves when told, and with every sleep."""
 
     def __init__(self) -> None:
         self.now = 1000.0

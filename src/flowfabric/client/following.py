@@ -15,7 +15,7 @@ import msgspec
 
 from flowfabric.client.current import background
 from flowfabric.client.portal import Portal
-from flowfabric.contracts.codecs import Codecs
+from flowfabric.contracts.codecs import CannotDecode, Codecs
 from flowfabric.engine import Engine
 from flowfabric.engine.checks import check_int
 from flowfabric.engine.tails import Waiter
@@ -281,7 +281,11 @@ class Follower:
     def _opened(self, frame: Frame) -> Frame:
         """Return a frame as its handler emitted it."""
         if self._codecs is not None and frame.mode != "summary":
-            payload = self._codecs.open(frame.payload, frame.encoding, self._execution_id)
+            try:
+                payload = self._codecs.open(frame.payload, frame.encoding, self._execution_id)
+            except CannotDecode as error:
+                error.cursor = frame.cursor
+                raise
             if payload is not frame.payload:
                 frame = msgspec.structs.replace(frame, payload=payload, encoding=None)
         return frame if self._node is None else msgspec.structs.replace(frame, node=self._node)

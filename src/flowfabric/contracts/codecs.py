@@ -22,11 +22,13 @@ SEALED: Final = "[sealed]"
 class CannotDecode(Corruption):
     """Stored arguments or a stored result no longer fit the code, or a codec cannot read them.
 
-    `what` names the argument, result or step. The message says what is wrong and never shows the data.
+    `what` names the argument, result or step. The message says what is wrong and never shows the data. Of a frame in
+    `run.stream()`, `cursor` is its position: a reader may continue after it.
     """
 
     def __init__(self, problem: str, *, what: str | None = None, execution_id: UUID | None = None) -> None:
         self.what = what
+        self.cursor: str | None = None
         self.problem = problem
         super().__init__(problem if what is None else f"{what}: {problem}", execution_id=execution_id)
 

@@ -16,7 +16,7 @@ from flowfabric.cli._program import NO
 from flowfabric.cli.flow._frame import Frame, age, failures, read_frame
 from flowfabric.cli.flow._options import Expand, Id
 from flowfabric.errors import InvalidInput
-from flowfabric.values.flow import FlowGraph, FlowState
+from flowfabric.values.flow import FlowState
 from flowfabric.values.state import State
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def show(
 async def _follow(engine: Engine, frame: Frame, pause: float, *, expand: bool, as_json: bool) -> Frame:
     """Print it whenever it has changed, until it ends."""
     is_first = True
-    shown: FlowGraph | None = None
+    shown: tuple[object, ...] | None = None
     while True:
-        if frame.graph != shown or frame.is_ended:
+        if (frame.graph, frame.output) != shown or frame.is_ended:
             if as_json:
                 _output.line(_as_json(frame))
             else:
@@ -77,11 +77,11 @@ async def _follow(engine: Engine, frame: Frame, pause: float, *, expand: bool, a
                     _output.say()
                 _print(frame, expand=expand)
                 sys.stdout.flush()
-            is_first, shown = False, frame.graph
+            is_first, shown = False, (frame.graph, frame.output)
         if frame.is_ended:
             return frame
         await asyncio.sleep(pause)
-        frame = await read_frame(engine, frame.graph.flow.flow_id)
+        frame = await read_frame(engine, frame.graph.flow.flow_id, output=not as_json)
 
 
 async def _live(engine: Engine, frame: Frame, pause: float, *, expand: bool) -> Frame:
@@ -147,6 +147,9 @@ def _print(frame: Frame, *, expand: bool) -> None:
     _output.say()
     for line in _drawn(frame, expand=expand):
         _output.coloured(line)
+    if frame.output:
+        _output.heading("Output")
+        _output.table(["NODE", "LAST LINE"], frame.output)
     title, headers, rows = failures(frame)
     if rows:
         _output.heading(title)

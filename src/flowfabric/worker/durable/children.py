@@ -85,9 +85,9 @@ async def _submit_child(running: Running, name: str, use: int, submission: Submi
             break
         except Conflict as error:
             # Raises if the key may not be used again; else the existing execution is recorded.
-            standing = Duplicate(parse_execution_id(error.existing))
-            await creating.check_kind(engine, standing, item.execution_kind)
-            refuses = await creating.is_free(engine, standing, item, options)
+            existing = Duplicate(parse_execution_id(error.existing))
+            await creating.check_kind(engine, existing, item.execution_kind)
+            refuses = await creating.is_free(engine, existing, item, options)
         except (LeaseLost, ExecutionNotActive) as error:
             running.worker.handlers.lost(running, error)
             raise
