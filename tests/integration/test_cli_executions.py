@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
+from flowfabric.cli import _output
 from flowfabric.cli.show._page import _joined
 from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.graph import NewNode
@@ -817,7 +818,7 @@ async def test_what_was_cancelled_before_is_not_counted_again(engine: ff.Engine,
 
 async def test_show_of_a_retry_has_no_piece_of_a_traceback(engine: ff.Engine, database: str) -> None:
     held = await started(engine, policy=RETRY)
-    await engine.fail(held.handle, TRACEBACK)
+    await engine.fail(held.handle, f"Traceback (most recent call last):\n  File x\n{TRACEBACK}", category="error")
     said = (await call("show", held.execution_id, "--timeline", dsn=database)).out
     (because,) = [line for line in said.splitlines() if line.startswith("because ")]
     assert "retry at" in because and "Traceback" not in because

@@ -193,12 +193,12 @@ async def test_summary_prints_the_document(engine: ff.Engine, database: str) -> 
 
 async def test_show_says_how_much_output_there_is(engine: ff.Engine, database: str) -> None:
     held = await talked(engine)
-    said = (await call("show", held.execution_id, "--payloads", dsn=database)).out
+    said = (await call("show", held.execution_id, "--payload", dsn=database)).out
     assert "Output, the last 2 of 4 frames (flowfabric tail)" in said
     assert "1 change (flowfabric summary)" in said
     one = await started(engine)
     await engine.append_frame(one.handle, NewFrame(payload=b"only"))
-    assert "Output (flowfabric tail)" in (await call("show", one.execution_id, "--payloads", dsn=database)).out
+    assert "Output (flowfabric tail)" in (await call("show", one.execution_id, "--payload", dsn=database)).out
     assert "output" in (await call("show", held.execution_id, dsn=database)).out
     assert (await call("show", held.execution_id, "--json", dsn=database)).json["frame_count"] == 4
 
