@@ -636,6 +636,20 @@ async def test_unsuccessful_ends_are_listed_by_when_they_ended(engine: ff.Engine
     assert (await _ids(engine.find_executions(states=["cancelled"], order_by="ended")))[0] == ended[0]
 
 
+async def test_more_ends_than_a_call_reads_at_once_are_in_their_order(engine: ff.Engine, clock: Clock) -> None:
+    made = [await submit(engine) for _ in range(80)]
+    for some in (made[20:], made[:20]):
+        await clock.advance(seconds=1)
+        await engine.cancel_many(some, "no")
+    found: list[ff.ExecutionId] = []
+    cursor = None
+    while cursor is not None or not found:
+        page = await engine.find_executions(states=["cancelled"], order_by="ended", limit=7, cursor=cursor)
+        found += [one.execution_id for one in page.items]
+        cursor = page.next_cursor
+    assert (set(found[:20]), set(found[20:]), len(found)) == (set(made[:20]), set(made[20:]), 80)
+
+
 MILLION = """
 insert into flowfabric.lane (name, registered_at, registered_by) values ('l', now(), 'test');
 insert into flowfabric.route (lane, kind, digest) values ('l', 'common', md5('')), ('l', 'rare', md5(''));
