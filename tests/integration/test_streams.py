@@ -181,6 +181,35 @@ async def test_a_handler_that_waits_does_not_repeat_itself(app: ff.App) -> None:
     assert len(runs) == 2
 
 
+async def test_a_worker_that_stops_leaves_the_attempt_and_its_step_begins_again(app: ff.App) -> None:
+    runs = 0
+
+    @app.task
+    async def answer(ctx: ff.Context) -> str:
+        async def ask_model() -> str:
+            nonlocal runs
+            runs += 1
+            await ctx.emit({"step": "model"}, type="begin")
+            await ctx.emit(f"token of run {runs}", type="delta", durability_mode="durable")
+            if runs == 1:
+                reached.set()
+                await asyncio.Event().wait()
+            return f"run {runs}"
+
+        await ctx.emit(f"outside of steps {runs}")
+        return await ctx.step("model", ask_model)
+
+    reached = asyncio.Event()
+    async with working(app, grace=0.01):
+        run = await answer.submit()
+        await asyncio.wait_for(reached.wait(), PATIENCE)
+    async with working(app):
+        begin = '{"step":"model"}'
+        found = await read(run)
+        assert found == ["outside of steps 0", begin, "token of run 1", begin, "token of run 2"]
+        assert await run.result() == "run 2"
+
+
 async def test_a_synchronous_handler_emits_too(app: ff.App) -> None:
     @app.task
     def plain(ctx: ff.SyncContext) -> None:
