@@ -549,6 +549,23 @@ async def test_a_task_that_a_handler_left_behind_does_not_keep_it_from_ending(ap
         assert (await read(run))[0] == "first"
 
 
+async def test_emitting_after_the_end_is_refused(app: ff.App) -> None:
+    kept: list[ff.Context] = []
+
+    @app.task
+    async def leaky(ctx: ff.Context) -> None:
+        kept.append(ctx)
+
+    async with working(app) as worker:
+        run = await leaky.submit()
+        await run.result()
+        await until(lambda: not worker.held)
+        for call in (kept[0].emit("late"), kept[0].summarize({"late": True})):
+            with pytest.raises(ff.LeaseLost, match="ended"):
+                await call
+        assert await read(run) == []
+
+
 # ---- followers
 
 

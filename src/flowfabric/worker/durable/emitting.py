@@ -222,7 +222,7 @@ async def emit(
     durability_mode: DurabilityMode | None,
 ) -> None:
     """Emit text, bytes or a JSON value."""
-    await running.check()
+    await _check(running)
     waits = _waits(running, durability_mode)
     if type in RESERVED_TYPES:
         raise InvalidInput(
@@ -245,7 +245,7 @@ async def emit(
 
 async def summarize(running: Running, patch: Any, *, plain: bool, durability_mode: DurabilityMode | None) -> None:
     """Merge a JSON object into the attempt's summary document."""
-    await running.check()
+    await _check(running)
     if not running.worker.codecs.is_plain and plain is not True:
         raise InvalidInput(
             "the database merges summaries and cannot read what the app's codecs write",
@@ -258,6 +258,13 @@ async def summarize(running: Running, patch: Any, *, plain: bool, durability_mod
         raise InvalidInput("contains NaN or an infinite number", field="patch", allowed="finite numbers")
     frame = NewFrame(payload=_json(patch, "patch"), mode=DurableSummary())
     await running.emitting.emit(check_frame(frame), waits=waits)
+
+
+async def _check(running: Running) -> None:
+    """Refuse calls of a handler that was asked to stop, or has ended."""
+    await running.check()
+    if running.handle.lease_id not in running.worker.held:
+        raise LeaseLost(detail="the handler has ended", execution_id=running.claimed.execution_id)
 
 
 def _waits(running: Running, durability_mode: DurabilityMode | None) -> bool:
