@@ -704,6 +704,7 @@ CALLS = [
     Call("find", 50, lambda g: g.engine.find_executions(namespace="space")),
     Call("find", 50, lambda g: g.engine.find_executions(tag=("a.b", "c"))),
     Call("find", 50, lambda g: g.engine.find_executions(states=["cancelled"])),
+    Call("find", 50, lambda g: g.engine.find_executions(states=["cancelled"], order_by="ended")),
     Call("find", 50, lambda g: g.engine.find_executions(stopped=True)),
     Call("find", 50, lambda g: g.engine.find_executions(flow_id=g.wide.flow_id)),
     Call("find_ids", 50, lambda g: g.engine.find_id(str(g.done[3].execution_id)[-8:])),
