@@ -555,7 +555,7 @@ async def test_readers_at_the_same_position_share_a_page(
     await engine.append_frame(held.handle, NewFrame(payload=b"x" * 60_000))
     await engine.complete(held.handle, b"1")
     assert await asyncio.gather(*tasks) == [["x" * 60_000]] * 50
-    assert max(asked) == 1
+    assert max(asked) <= 2  # positions: before and after the frame
 
 
 async def test_a_run_that_was_never_claimed_ends_its_stream(app: ff.App, engine: ff.Engine) -> None:

@@ -817,8 +817,11 @@ async def test_no_call_of_the_functions_stores_a_time_that_cannot_be_read(world:
              ("execution_id", "lease_id", "lease_epoch", "attempt_id", "attempt_index")))  # fmt: skip
     made = await world.engine.create_waitpoint(held.handle, "k", HOUR)
     token, target = made.token.reveal(), fence[:2]
+    none = ", ".join(["'{}'"] * 5)
     calls = {
         "delay($1, $2, $3, $4, $5, $6, $7::text::timestamptz, null)": fence,
+        f"park($1, $2, $3, $4, $5, $6, $7::text::timestamptz, {none}, null, null, null, null)": fence,
+        f"park($1, $2, $3, $4, $5, $6, null, {none}, $7::text::timestamptz, 'fail', null, null)": fence,
         "claim_granted(false, $1, $2, null, 'w', 'w', null, null, 9, null, null, null, $3::text::timestamptz)": target,
         "advance_schedule('s', now(), $1::text::timestamptz, null)": (),
         "advance_schedule('s', now(), null, $1::text::timestamptz)": (),
