@@ -484,6 +484,14 @@ async def stopped(g: Ground) -> None:
     await g.engine.stop_changed(g.held[3].handle, detail="a", digest="d")
 
 
+async def declared(g: Ground) -> None:
+    await g.sql.execute(
+        "insert into flowfabric.declared_limit select 'budget ' || n, 'x', flowfabric.now()"
+        " from generate_series(1, $1) n",
+        3 * N,
+    )
+
+
 T = TimerKind
 BAD: Any = {"retry_policy": "nonsense"}
 CALLS = [
@@ -729,6 +737,17 @@ CALLS = [
     Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(), an_hour_later),
     Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(after=(UUID(int=0), ""))),
     Call("reconcile_quotas", 4 * N, lambda g: g.engine.reconcile_quotas(), an_hour_later),
+    Call("find_limits", N, lambda g: g.engine.find_limits(
+        budgets=[f"other {n}" for n in range(N)], quotas=[f"q{n}" for n in range(N)])),
+    Call("list_held", 100, lambda g: g.engine.list_held(g.full, limit=100)),
+    Call("read_held", 1, lambda g: g.engine.read_held(g.shut[0])),
+    Call("count_held", 100, lambda g: g.engine.count_held(limit=100)),
+    # For people: it reads the limit sets.
+    Call("find_unreported", 2 * N, lambda g: g.engine.find_unreported_budgets(limit=100)),
+    Call("read_declared_limits", N, lambda g: g.engine.read_declared_limits(
+        [f"budget {n}" for n in range(N)]), declared),
+    Call("note_declared_limits", N, lambda g: g.engine.note_declared_limits(
+        {f"budget {n}": "d" for n in range(N)}), declared),
     # budgets
     Call("use_budgets", 1, lambda g: g.engine.report_usage(g.spending[0].handle, {"t": 1})),
     Call("use_budgets", N, lambda g: g.engine.use_budgets(
@@ -836,6 +855,7 @@ CALLS = [
     Call("begin_epoch", 1, lambda g: g.engine._fetch("select flowfabric.begin_epoch()")),
     Call("take_lead", 2, lambda g: g.engine.take_lead([DUTIES, CASCADES], HOUR)),
     Call("leave_lead", 1, lambda g: g.engine.leave_lead()),
+    # Every rule reads each of the 25 N executions of the ground; there are a hundred rules.
     Call("audit", 80 * N, lambda g: g.engine.audit(events=True)),
     Call("audit_sample", 3 * N, lambda g: g.engine.audit_sample(home(g.wide.flow_id))),
     Call("repair_floors", 100, lambda g: g.engine.repair_floors()),
