@@ -29,7 +29,10 @@ begin
     from admitted a
     join (select g.policy_id, g.key, flowfabric.next_slot(g.policy_id, g.key) as number
           from (select distinct x.policy_id, x.key from admitted x) g offset 0) f on f.policy_id = a.policy_id and f.key = a.key
-    on conflict (id, partition, policy_id) do update set until = excluded.until
+    -- One that ended may be of another key.
+    on conflict (id, partition, policy_id) do update
+    set until = excluded.until, key = case when s.until <= p_now then excluded.key else s.key end,
+        number = case when s.until <= p_now then excluded.number else s.number end
     where s.until is distinct from excluded.until;
 end;
 $$;

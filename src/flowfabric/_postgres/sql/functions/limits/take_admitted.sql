@@ -30,7 +30,8 @@ declare
     v_known bigint[] := '{}'; v_unknown bigint[];   -- limit sets whose limits were looked at
     v_slotted text[]; v_entered text[];
     -- Budgets: those that were read, and those that are exhausted.
-    v_read uuid[] := '{}'; v_new uuid[]; v_shut uuid[] := '{}'; v_shut_details text[] := '{}';
+    v_read uuid[] := '{}'; v_new uuid[]; v_shut uuid[] := '{}';
+    v_held uuid[]; v_closed uuid[]; v_details text[];   -- those that cannot open meanwhile, and are exhausted
     -- Policies with their keys, by name.
     v_new_policies uuid[]; v_new_keys text[]; v_got boolean[];
     v_names text[] := '{}'; v_busy text[] := '{}';
@@ -39,7 +40,8 @@ declare
     v_denied boolean; v_passes boolean; v_skips boolean;
     v_no integer; v_name text;
     v_places integer[];
-    v_waits boolean := current_setting('flowfabric.holds_limits', true) is distinct from 'on';
+    v_waits boolean := current_setting('flowfabric.holds_limits', true) is distinct from 'on';   -- for policies
+    v_waits_budgets boolean := v_waits;
     v_moved integer := 0;
     v record;
 begin
@@ -76,11 +78,7 @@ begin
         end if;
         if v_new is not null then
             v_read := v_read || v_new;
-            select v_shut || array_agg(x.budget_id order by x.budget_id),
-                   v_shut_details || array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard) order by x.budget_id)
-            into v_shut, v_shut_details
-            from flowfabric.exhausted_budgets(v_new) x having count(*) > 0;
-            v_shut := coalesce(v_shut, '{}'); v_shut_details := coalesce(v_shut_details, '{}');
+            v_shut := v_shut || array(select x.budget_id from flowfabric.exhausted_budgets(v_new) x);
         end if;
         if v_new_policies is not null then
             v_got := flowfabric.lock_heads(v_new_policies, v_new_keys, v_waits);
@@ -189,20 +187,25 @@ begin
             v_taken.again := v_taken.again or v_part.again;
         end if;
         if v_denied then
+            v_held := '{}'; v_closed := '{}'; v_details := '{}';
             if cardinality(v_shut) > 0 then
-                -- Look again, under a lock that keeps them from being opened meanwhile.
-                v_new := flowfabric.hold_budgets(v_shut, v_waits or v_moved = 0);
+                -- Look again, under a lock that keeps them from being opened meanwhile. Only the first such lock is waited
+                -- for: the order of a later one may be another. A budget that is locked still denies.
+                v_held := flowfabric.hold_budgets(v_shut, v_waits_budgets);
+                v_waits_budgets := false;
                 perform set_config('flowfabric.holds_limits', 'on', true);
                 select coalesce(array_agg(x.budget_id order by x.budget_id), '{}'),
                        coalesce(array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard)
                                           order by x.budget_id), '{}')
-                into v_shut, v_shut_details
-                from flowfabric.exhausted_budgets(v_new) x;
+                into v_closed, v_details
+                from flowfabric.exhausted_budgets(v_held) x;
+                v_shut := array(select u.id from unnest(v_shut) as u (id) where u.id <> all (v_held)) || v_closed;
             end if;
             v_moved := v_moved + flowfabric.move_aside(
-                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_shut, v_shut_details, v_names, v_rooms, v_now);
+                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_closed, v_details, v_names, v_rooms, v_now);
         end if;
         exit when cardinality(v_taken.ids) >= p_limit;
+        continue when v_denied and cardinality(v_held) > cardinality(v_closed);   -- one has opened: look at its rows again
         exit when v_moved > 0 and (cardinality(v_taken.ids) > 0 or clock_timestamp() > v_begun + interval '200 milliseconds');
         v_rank := v_last_rank; v_at := v_last_at; v_id := v_last_id;
     end loop;
