@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from datetime import timedelta
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
+from flowfabric.values.execution import NewExecution
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.quota import Admitted
 from tests.interleave import PATIENCE, Stage, waiting
 from tests.sql.test_budgets import admin, make
-from tests.sql.test_quotas import claim, many, occupancy, quota, state, unblock
+from tests.sql.test_quotas import claim, many, occupancy, quota, state, unblock, under
 from tests.sql.test_scheduler import consumed
 from tests.support import WORKER, CheckedEngine, Clock, submit
 
@@ -77,6 +79,34 @@ async def test_a_budget_that_opened_while_a_claim_waited_for_it_is_not_passed_ov
     claimed = await asyncio.wait_for(task, PATIENCE)
     assert claimed is not None
     assert claimed.execution_id == first
+    await stage.audit()
+
+
+@interleaved
+async def test_claims_that_meet_new_keys_do_not_lock_each_other_out(stage: Stage) -> None:
+    await stage.empty()
+    parties = await stage.company(8)
+    chance = random.Random(1)
+    policies = [await quota(parties[0], f"q{n}", key="tenant", max_concurrent=50) for n in range(8)]
+    for turn in range(12):
+        items = [
+            NewExecution(
+                execution_kind="k",
+                policy=under(*chance.sample(policies, 4)),
+                tags={"tenant": f"{turn} {chance.randrange(6)}"},
+                priority=chance.randrange(9),
+            )
+            for _ in range(60)
+        ]
+        await parties[0].create_many(items)
+        found = await asyncio.gather(*(claim(party, limit=8) for party in parties))
+        await asyncio.gather(
+            *(
+                party.complete_many([one.handle for one in mine])
+                for party, mine in zip(parties, found, strict=True)
+                if mine
+            )
+        )
     await stage.audit()
 
 
