@@ -276,10 +276,12 @@ create unique index tag_by_digest on flowfabric.tag (digest, created_at, id, par
 create table flowfabric.unsuccessful (
     state      text not null,          -- failed, cancelled, expired, skipped
     created_at timestamptz not null,
+    ended_at   timestamptz not null,
     id         uuid not null,
     partition  integer not null
 );
 create unique index unsuccessful_by_state on flowfabric.unsuccessful (state, created_at, id, partition);
+create index unsuccessful_by_end on flowfabric.unsuccessful (state, ended_at, id, partition);
 
 create table flowfabric.blocked (
     blocking_reason text not null,
@@ -404,7 +406,7 @@ create table flowfabric.declared_limit (
     declared_at timestamptz not null
 );
 
--- One row per policy and value of its key, which admissions lock: they are serial.
+-- One row per policy and value of its key, which admissions lock: they are serial while a limit is near.
 create table flowfabric.quota_head (
     policy_id uuid not null,
     key       text collate "C" not null,
@@ -419,7 +421,7 @@ create table flowfabric.quota_slot (
     partition   integer not null,
     policy_id   uuid not null,
     key         text collate "C" not null,
-    number      bigint not null,             -- given out under the lock of the head, above those that exist
+    number      bigint generated always as identity,
     admitted_at timestamptz not null,
     until       timestamptz,                 -- of a grant, or a direct caller: when it ends; null: with the run
     origin      text not null,               -- scheduler, direct

@@ -17,19 +17,18 @@ begin
     join flowfabric.quota_policy p on p.id = k.id and (p.max_requests > 0 or p.max_concurrent > 0)
     where e.partition = p_partition and e.id = p_id;
     if v_policies is not null then
-        perform flowfabric.lock_heads(v_policies, v_keys, true);
+        perform flowfabric.lock_heads(v_policies, v_keys, 'wait');
     end if;
     v_now := flowfabric.now();
     if p_until <= v_now then
         return null;
     end if;
     if v_policies is not null then
-        insert into flowfabric.quota_slot as s (id, partition, policy_id, key, number, admitted_at, until, origin)
-        select p_id, p_partition, u.policy_id, u.key, flowfabric.next_slot(u.policy_id, u.key), v_now, null, 'override'
+        insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
+        select p_id, p_partition, u.policy_id, u.key, v_now, null, 'override'
         from unnest(v_policies, v_keys) as u (policy_id, key)
         on conflict (id, partition, policy_id) do update
-        set until = null, key = case when s.until > v_now then s.key else excluded.key end,
-            number = case when s.until > v_now then s.number else excluded.number end
+        set until = null, key = case when s.until <= v_now then excluded.key else s.key end, number = default
         where s.until is not null;
     end if;
     return v_now;

@@ -1,26 +1,34 @@
 -- lock_heads: lock policies with their keys, given in order, creating the rows of new ones.
 --
--- Takes    p_wait: false: leave out what is locked.
+-- Takes    p_mode: wait; skip: leave out what is locked; share: wait, together with others that share.
 -- Returns  per policy and key: whether it is locked now.
-create or replace function flowfabric.lock_heads(p_policies uuid[], p_keys text[], p_wait boolean) returns boolean[]
+create or replace function flowfabric.lock_heads(p_policies uuid[], p_keys text[], p_mode text) returns boolean[]
 language plpgsql as $$
 declare
     v_locked text[];
 begin
-    if p_wait then
-        -- New ones are created before any other is locked: a call that has locked one never waits for a creation.
-        if exists (select from unnest(p_policies, p_keys) as u (policy_id, key)
-                   where not exists (select from flowfabric.quota_head h where h.policy_id = u.policy_id and h.key = u.key)) then
-            perform flowfabric.create_heads(p_policies, p_keys, true);
-        end if;
+    -- New ones are created before any other is locked: a call that has locked one never waits for a creation.
+    if p_mode <> 'skip' and exists (
+            select from unnest(p_policies, p_keys) as u (policy_id, key)
+            where not exists (select from flowfabric.quota_head h where h.policy_id = u.policy_id and h.key = u.key)) then
+        perform flowfabric.create_heads(p_policies, p_keys, true);
+    end if;
+    if p_mode = 'wait' then
         select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
         from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
               cross join lateral (select y.ctid as tid from flowfabric.quota_head y
                                   where y.policy_id = u.policy_id and y.key = u.key offset 0) f
               join flowfabric.quota_head h on h.ctid = f.tid   -- in the order given
               for no key update of h) x;
+    elsif p_mode = 'share' then
+        select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
+        from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
+              cross join lateral (select y.ctid as tid from flowfabric.quota_head y
+                                  where y.policy_id = u.policy_id and y.key = u.key offset 0) f
+              join flowfabric.quota_head h on h.ctid = f.tid
+              for share of h) x;
     end if;
-    if coalesce(cardinality(v_locked), 0) < cardinality(p_policies) then
+    if coalesce(cardinality(v_locked), 0) < cardinality(p_policies) then   -- the reconciler may just have removed one
         for v_try in 1 .. 2 loop
             select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
             from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
