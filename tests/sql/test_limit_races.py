@@ -31,7 +31,7 @@ async def test_an_exhausted_budget_that_is_locked_admits_nothing(stage: Stage) -
     first, second = await make(one, {"t": 1}, name="a"), await make(one, {"t": 1}, name="b")
     for budget in (first, second):
         await admin(one, budget, t=1)
-    await submit(one, policy=ExecutionPolicy(budget_ids=(first,)))
+    await many(one, 40, policy=ExecutionPolicy(budget_ids=(first,)))  # more than a claim of one reads at once
     held = [await submit(one, policy=ExecutionPolicy(budget_ids=(second,))) for _ in range(3)]
     await two.begin()
     await admin(two, second, t=1)
