@@ -62,7 +62,8 @@ begin
     into a_item, a_dim, a_amount
     from (select u.item, u.dim collate "C" as dim, sum(u.amount) as amount
           from unnest(p_amount_item, p_dimension, p_amount) as u (item, dim, amount) group by 1, 2) q;
-    for j in 1 .. coalesce(cardinality(a_item), 0) loop
+    a_item := coalesce(a_item, '{}'); a_dim := coalesce(a_dim, '{}'); a_amount := coalesce(a_amount, '{}');
+    for j in 1 .. cardinality(a_item) loop
         if j = 1 or a_item[j] <> a_item[j - 1] then
             a_first[a_item[j]] := j;
         end if;
