@@ -1,7 +1,7 @@
 -- list_bindings: bindings by limit
 --
 -- Takes    p_limit: only those of this one; p_after_limit, p_after: those after this binding.
--- Roles    read, submit, work, operate
+-- Roles    read, work, operate
 create or replace function flowfabric.list_bindings(p_limit uuid, p_after_limit uuid, p_after uuid, p_count integer)
 returns table (
     id uuid, what text, limit_id uuid, name text, lane text, kind text, namespace text, tag text, value text, flow_kind text,
