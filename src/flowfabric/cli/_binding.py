@@ -1,4 +1,4 @@
-"""`bind` and `unbind` of `flowfabric budgets` and `flowfabric quotas`: which submissions get a limit without naming it."""
+"""`bind` and `unbind` of `flowfabric budgets` and `flowfabric quotas`: which submissions get a limit unnamed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowfabric budgets`: show budgets and their ledgers; create, raise, set, bind, reset them, and enter what was spent."""
+"""`flowfabric budgets`: show budgets and their ledgers; create, raise, set, bind, reset them; enter what was spent."""
 
 from __future__ import annotations
 
