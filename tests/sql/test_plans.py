@@ -17,6 +17,7 @@ from flowfabric._postgres import statements
 from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import FlowFabricError
 from flowfabric.values.attempt import Claimed, Failure
+from flowfabric.values.binding import Bind
 from flowfabric.values.budget import Report, Reserve, Reserved, Settle, Usage
 from flowfabric.values.conditions import all_of, any_of, count_signals, from_sources, on
 from flowfabric.values.event import EventCursor
@@ -237,6 +238,8 @@ class Ground:
         self.room = (await make(name="room", max_concurrent=10**6, max_requests_per_window=10**6)).quota_policy_id
         self.full = (await make(name="full", max_concurrent=1)).quota_policy_id
         self.keyed = (await make(name="keyed", key="t", max_concurrent=2)).quota_policy_id
+        for n in range(N):
+            await engine.bind_limit(self.keyed, Bind(kind="bound" if n % 2 else "unbound", tag=("t", str(n))))
         for _ in range(2):
             await self.some("room", 2 * N, policy=ExecutionPolicy(quota_policy_id=self.room))
         self.running = [*(await self.claimed("room")), *(await self.claimed("room"))]
@@ -721,6 +724,9 @@ CALLS = [
     Call("create_executions", N, lambda g: g.some(
         "new", policy=lambda n: ExecutionPolicy(budget_ids=(mint_uuid(),), quota_policy_id=g.keyed),  # type: ignore[arg-type]
         tags=lambda n: {"t": str(n)})),
+    Call("create_executions", 2 * N, lambda g: g.some("bound", tags=lambda n: {"t": str(n)})),
+    Call("list_bindings", 10, lambda g: g.engine.list_bindings(limit=10)),
+    Call("bind_limit", 1, lambda g: g.engine.bind_limit(g.full, Bind(kind="other"))),
     Call("claim", N, lambda g: g.claimed("room")),
     Call("claim", 2 * N, lambda g: g.claimed("spread")),  # N heads are locked too
     Call("claim", 1000, lambda g: g.engine.claim_many(limit=10, kinds=["full"], **WORKER)),
