@@ -261,6 +261,10 @@ class Ground:
             Report(authority=one.handle, usage=Usage(custom={"t": 1}, dedup_key=f"key {n}"))
             for n, one in enumerate(self.spending)
         ])  # fmt: skip
+        for name in ("first", "second"):
+            await engine.use_budgets([
+                Report(authority=one.handle, usage=Usage(custom={"t": 1}), place=(name, 0)) for one in self.spending
+            ])  # fmt: skip
         await self.sql.execute(
             "insert into flowfabric.budget_spend select $1, e.id, 0, 't', 1, flowfabric.now(), true"
             " from (select x.id from flowfabric.execution x order by x.id limit $2) e",
@@ -759,6 +763,10 @@ CALLS = [
     Call("use_budgets", N, lambda g: g.engine.use_budgets(
         [Report(authority=one.handle, usage=Usage(custom={"t": 1}, dedup_key=f"new {n}"))
          for n, one in enumerate(g.spending)])),
+    Call("use_budgets", N, lambda g: g.engine.use_budgets(
+        [Report(authority=one.handle, usage=Usage(custom={"t": 1}), place=("new", 0)) for one in g.spending])),
+    Call("use_budgets", N, lambda g: g.engine.use_budgets(
+        [Report(authority=one.handle, usage=Usage(custom={"t": 1}), place=("first", 0)) for one in g.spending])),
     Call("use_budgets", N, lambda g: g.engine.use_budgets(
         [Settle(authority=one.handle, reservation_id=held, usage=Usage(custom={"t": 1}))
          for one, held in zip(g.spending, g.reserved, strict=True)])),

@@ -47,7 +47,7 @@ from flowfabric.client.submission import Submission, TypedTask, check_task, new_
 from flowfabric.contracts.codecs import AnyCodec, Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
-from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
+from flowfabric.middleware import Middleware, check_middlewares, layer
 from flowfabric.values.binding import Bind, check_binds
 from flowfabric.values.checks import check_tags, check_text
 from flowfabric.values.cron import Cron
@@ -505,7 +505,7 @@ class App:
                 **settings,
             },
         )
-        return layer(engine, self.middleware) if overriding(self.middleware, "call") else engine
+        return layer(engine, self.middleware)
 
     async def client(self) -> AsyncClient:
         """Return the client of this event loop. It connects on first use and closes when the loop ends."""
