@@ -19,7 +19,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DEMO = ROOT / "examples" / "crash_and_continue.py"
 SAYS = {
     "agent.py": [
-        r"\Aworker 1 is killed; the page shows: The lamp arrived \.\.\.\na forged link: 401, the real one: 200 resumed\n",
+        r"\Aworker 1 is killed; the page shows: The lamp arrived \.\.\.\n"
+        r"a forged link: 401, the real one: 200 resumed\n",
         r"the page shows: Let me look at the order first\. / The lamp .* is due\. / Done: 4990 cents are refunded\.\n"
         r"model 0 was begun by worker 1\nmodel 1 was begun by worker 1 and worker 2\nmodel 2 was begun by worker 2\n"
         r"tools that ran: look_up, refund\nthe provider charged 87 \+ 169 \+ 245 = 501 tokens\n"
