@@ -1,11 +1,10 @@
-"""Five children share a budget of tokens. It is used up, those that would use more pause, a raise lets them finish."""
+"""Five children share the token budget of their parent. Those that would use more pause; a raise lets them finish."""
 
 import asyncio
 
 import flowfabric as ff
 
 app = ff.App()
-app.budget("research", hard={"tokens": 3_000})
 
 
 async def ask_model(question: str) -> int:
@@ -13,7 +12,7 @@ async def ask_model(question: str) -> int:
     return 900
 
 
-@app.task(budgets=["research"])  # on_budget="pause" is the default
+@app.task  # on_budget="pause" is the default
 async def study(ctx: ff.Context, question: str) -> str:
     async with ctx.spend(tokens=1_000) as spend:  # held before the call is made
         spend.settle(tokens=await ctx.step("ask", ask_model, question))
@@ -22,21 +21,19 @@ async def study(ctx: ff.Context, question: str) -> str:
 
 @app.task
 async def research(ctx: ff.Context) -> list[str]:
-    children = [await study.submit(f"source {n}") for n in range(1, 6)]
+    children = [await study.submit(f"source {n}") for n in range(1, 6)]  # they have the budget of this run
     return [await child.result() for child in children]
 
 
 async def main() -> None:
     async with ff.Worker(app):
-        client = await app.client()
-        run = await research.submit()
+        run = await research.options(budget=ff.Budget(tokens=3_000)).submit()
         states: list[str] = []
         while sorted(states) != ["completed"] * 3 + ["rate_limited"] * 2:  # two wait without a worker
             await asyncio.sleep(0.01)
             states = [child.state for child in await run.children()]
-        budget = await client.budget("research")
-        print("used:", budget.usage["tokens"], "of", budget.hard_limits["tokens"])
-        await client.raise_budget("research", tokens=+2_000)
+        print("used:", (await run.usage()).total["tokens"], "of 3000")
+        await run.raise_budget(tokens=+2_000)
         print(", ".join(await run.result()))
         usage = await run.usage()
         print("tokens:", usage.total["tokens"], "by", len(usage.by_execution), "children")

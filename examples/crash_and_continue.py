@@ -93,7 +93,6 @@ class Demo:
         self.lane = lane
         self.begun: list[tuple[str, str]] = []  # step, worker
         self.emitted: list[str] = []
-        self.budget = ""
         self.reached = asyncio.Event()
         self._since = time.monotonic()
 
@@ -103,9 +102,7 @@ class Demo:
     async def run(self) -> bool:
         self.console.print("Starting the database, the first time in a new data directory ...")
         async with app, asyncio.timeout(PATIENCE):
-            client = await app.client()
-            self.budget = (await client.create_budget(f"order 42 of {self.lane}", hard={"cents": 1_000})).name
-            run = await fulfil.options(lane=self.lane, deadline="10 minutes", budgets=[self.budget]).submit(42)
+            run = await fulfil.options(lane=self.lane, deadline="10 minutes", budget=ff.Budget(cents=1_000)).submit(42)
             self._since = time.monotonic()
             self.say("order 42 is submitted")
             following = asyncio.create_task(self.follow(run))
@@ -147,7 +144,7 @@ class Demo:
         while await run.state() is not ff.State.RATE_LIMITED:
             await asyncio.sleep(0.05)
         self.say("[bold]the order stops at its budget[/]: 1,200 cents are more than 1,000")
-        await (await app.client()).raise_budget(self.budget, cents=+500)
+        await run.raise_budget(cents=+500)
         self.say("the budget is raised to 1,500 cents, and the order continues")
 
     @contextlib.asynccontextmanager

@@ -1,10 +1,10 @@
-"""Draws the pictures of the documentation: flows, with the code of `flowfabric flow export`, streams and cursors.
+"""Draws the pictures of the documentation: flows, with the code of `flowfabric flow export`, and lives of things.
 
     python scripts/pictures.py           write docs/concepts/*.svg
     python scripts/pictures.py --check   change nothing; exit 1 and name the pictures that differ
 
-A sample lists members, their upstreams and their states. tests/docs/test_pictures.py checks on a database that flows
-really reach these states.
+A sample lists members, their upstreams and their states. A life lists what a thing can be, and what leads from one to
+the next. tests/docs/test_pictures.py checks on a database that flows reach these states.
 """
 
 from __future__ import annotations
@@ -111,6 +111,73 @@ SAMPLES = {
         | {"total": Member(State.WAITING_CHILDREN, PAGES)},
     ),
 }
+
+
+class Life(NamedTuple):
+    """The life of a thing: what it can be, each with its column and row, and what leads from one to another."""
+
+    places: dict[str, tuple[int, int]]
+    changes: tuple[tuple[str, str, str], ...]
+
+
+LIVES = {
+    "limit-slot": Life(
+        {"free": (0, 1), "of a grant": (1, 0), "of a run": (1, 2)},
+        (
+            ("free", "of a grant", "scheduler grants"),
+            ("free", "of a run", "worker claims"),
+            ("of a grant", "of a run", "grant is consumed"),
+            ("of a grant", "free", "grant expires"),
+            ("of a run", "free", "ends, fails, waits, sleeps"),
+        ),
+    ),
+    "limit-reservation": Life(
+        {"held": (0, 1), "charged": (1, 1), "given back": (2, 0), "settled": (2, 2)},
+        (
+            ("held", "given back", "lease ends"),
+            ("held", "settled", "settle"),
+            ("held", "charged", "lease is lost"),
+            ("charged", "settled", "next run settles"),
+            ("charged", "given back", "next run gives back"),
+        ),
+    ),
+}
+_COLUMN, _LINE, _WIDTH, _HEIGHT = 270, 70, 110, 34
+
+
+def life(name: str) -> str:
+    """Return the SVG of a life."""
+    places, changes = LIVES[name]
+    centres = {one: (70 + column * _COLUMN, 34 + row * _LINE) for one, (column, row) in places.items()}
+    width = max(x for x, _ in centres.values()) + 70
+    height = max(y for _, y in centres.values()) + 34
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        ' font-family="sans-serif" font-size="13">',
+        '<defs><marker id="end" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<path d="M0 0L8 4L0 8z" fill="#667"/></marker></defs>',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+    for start, end, words in changes:
+        (x1, y1), (x2, y2) = centres[start], centres[end]
+        is_upright = x1 == x2
+        away = 0 if is_upright else (_WIDTH // 2 if x2 > x1 else -_WIDTH // 2)
+        down = (_HEIGHT // 2 if y2 > y1 else -_HEIGHT // 2) if is_upright else 0
+        shift = 10 if (end, start) in {(a, b) for a, b, _ in changes} else 0
+        bend = shift if x2 > x1 else -shift  # two that lead to and fro do not cover each other
+        a, b, c, d = x1 + away, y1 + down - bend, x2 - away, y2 - down - bend
+        lines.append(f'<path d="M{a} {b}L{c} {d}" stroke="#667" fill="none" marker-end="url(#end)"/>')
+        anchor, x, y = ("start", a + 8, (b + d) // 2 + 4) if is_upright else ("middle", (a + c) // 2, (b + d) // 2 - 6)
+        y += 22 if bend < 0 else 0
+        halo = 'stroke="#fff" stroke-width="4" paint-order="stroke"'
+        lines.append(f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="#445" font-size="11" {halo}>{words}</text>')
+    for one, (x, y) in centres.items():
+        corner = f'x="{x - _WIDTH // 2}" y="{y - _HEIGHT // 2}"'
+        lines.append(
+            f'<rect {corner} width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="#eef3fb" stroke="#3a6ea5"/>'
+            f'<text x="{x}" y="{y + 5}" text-anchor="middle" fill="#123">{one}</text>'
+        )
+    return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def graph(name: str) -> FlowGraph:
@@ -288,10 +355,9 @@ def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 def drawn() -> dict[str, str]:
     """Return every picture by the name of its file."""
-    return {f"{name}.svg": picture(name) for name in SAMPLES} | {
-        "stream.svg": life_of_a_stream(),
-        "cursor.svg": life_of_a_cursor(),
-    }
+    lives = {f"{name}.svg": life(name) for name in LIVES}
+    fixed = {"stream.svg": life_of_a_stream(), "cursor.svg": life_of_a_cursor()}
+    return {f"{name}.svg": picture(name) for name in SAMPLES} | fixed | lives
 
 
 def main() -> int:

@@ -1584,7 +1584,12 @@ class Model:
             raise Refused("execution_not_suspended")
         self._close_suspension(e, "operator_resumed", trigger=trigger)
         self._resume(e, delay)
-        self.logs[e.id].operator.append(("resumed", {"trigger_type": trigger}, self.now))
+        details = {
+            "trigger_type": trigger,
+            "suspension_id": str(e.suspensions[-1].suspension_id),
+            "resume_delay_ms": delay,
+        }
+        self.logs[e.id].operator.append(("resumed", details, self.now))
         return said("Resumed", execution_id=e.id, public_state=e.public_state)
 
     def expire_suspension(self, execution_id: str) -> Json:
@@ -1603,7 +1608,12 @@ class Model:
         s = e.suspensions[-1]
         behavior = s.timeout_behavior
         if behavior == "escalate":
-            self.logs[e.id].operator.append(("suspension_escalated", {"reason_code": s.reason_code}, self.now))
+            details = {
+                "reason_code": s.reason_code,
+                "suspension_id": str(s.suspension_id),
+                "timeout_at": s.timeout_at,
+            }
+            self.logs[e.id].operator.append(("suspension_escalated", details, self.now))
             s.reason_code, s.timeout_at, s.timeout_behavior = "waiting_for_operator_review", None, None
             for one in s.waitpoint_ids:
                 e.waitpoints[one].is_escalated = True

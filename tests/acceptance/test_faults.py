@@ -27,6 +27,8 @@ import pytest
 import flowfabric as ff
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
+from flowfabric.errors import StreamDisconnected, TransportError
+from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.policies import ExecutionPolicy
 from tests.support import in_database
@@ -258,6 +260,60 @@ async def test_a_server_killed_and_restarted_under_load_loses_no_work(data_dir: 
         await all_ended(fleet, ids)
         fleet.stop()
         await prove(fleet, ids)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+async def test_twenty_followers_see_every_end_while_connections_and_the_server_die(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    """Five of them keep the cursor of the last event and begin again with it, the others just continue."""
+    seen: dict[int, list[Any]] = collections.defaultdict(list)
+
+    async def follow(engine: ff.Engine, number: int, after: EventCursor) -> None:
+        cursor = after
+        while True:
+            try:
+                async with await engine.subscribe_completion(after=cursor) as events:
+                    async for event in events:
+                        seen[number].append((event.cursor, event.execution_id))
+                        cursor = event.cursor
+                        if number % 4 == 0 and len(seen[number]) % 7 == 0:
+                            break
+            except (StreamDisconnected, TransportError):
+                continue
+
+    async with load(data_dir, tmp_path, "ff_followers", 120) as (fleet, ids), contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(await ff.Engine.connect(fleet.dsn, max_size=3)) for _ in range(2)]
+        tasks = [asyncio.ensure_future(follow(engines[n % 2], n, EventCursor())) for n in range(20)]
+        admin = await asyncpg.connect(fleet.dsn)
+        for _ in range(4):
+            await progress(fleet, 20)
+            await admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database()"
+                " and pid <> pg_backend_pid() and application_name = 'flowfabric'"
+            )
+        await admin.close()
+        kill_server(data_dir)
+        restarted = await asyncio.to_thread(embedded.start, data_dir)
+        restarted.release()
+        await all_ended(fleet, ids)
+        fleet.stop()
+        everything: list[Any] = []
+        cursor: EventCursor | None = EventCursor()
+        while True:
+            page = await engines[0].read_events(family="completion", after=cursor, limit=1000)
+            everything += [(one.cursor, one.execution_id) for one in page.items]
+            if not page.items:
+                break
+            cursor = page.next_cursor
+        assert {one for _, one in everything} >= set(ids)
+        async with asyncio.timeout(PATIENCE):
+            while any(len(seen[n]) < len(everything) for n in range(20)):
+                await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(seen[n] == everything for n in range(20))
 
 
 def kill_server(data_dir: Path) -> None:

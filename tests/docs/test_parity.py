@@ -100,6 +100,8 @@ def test_the_capabilities_are_what_exists() -> None:
         "cancel_flow_wait_indefinite",
         "stream_durable_summary",
         "stream_best_effort_live",
+        "budget_admin",
+        "quota_admin",
     }
     assert {name for name, there in supports.items() if there != hasattr(ff.Engine, name)} == other_names
     assert all(supports[name] for name in other_names)

@@ -1,16 +1,18 @@
-"""The pictures of flows are what the script draws, each is on a page, and flows really reach the states they show."""
+"""The pictures are what the script draws, each is on a page, and flows really reach the states they show."""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import flowfabric as ff
 from flowfabric._postgres import build
 from flowfabric.values.attempt import Claimed
+from flowfabric.values.budget import ReservationState
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import FlowId
@@ -31,6 +33,10 @@ def test_the_picture_of_a_stream_has_every_reason_that_closes_one() -> None:
     assert shown == reasons
     page = (ROOT / "docs" / "concepts" / "streams.md").read_text(encoding="utf-8")
     assert [reason for reason in shown if f"`{reason}`" not in page] == []
+
+
+def test_the_picture_of_a_reservation_has_every_state_that_is_stored() -> None:
+    assert set(get_args(ReservationState)) <= set(SCRIPT.LIVES["limit-reservation"].places)
 
 
 def test_a_picture_that_differs_is_named_and_left_alone(

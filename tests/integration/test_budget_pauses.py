@@ -156,3 +156,52 @@ async def test_a_budget_of_its_own_comes_with_each_way_to_submit(app: ff.App, da
         await connection.close()
         runs.append((await flow.submit())[node])
         assert [await asyncio.wait_for(run.result(), PATIENCE) for run in runs] == [9, 8, 8, 6, 7]
+
+
+@pytest.mark.parametrize("how", ["submit", "in a transaction", "in a handler"])
+async def test_a_flow_with_a_budget_shares_it_among_its_nodes(app: ff.App, database: str, how: str) -> None:
+    @app.task
+    async def part(ctx: ff.Context, tokens: int) -> int:
+        return (await ctx.usage(tokens=tokens)).remaining["tokens"]
+
+    @app.task
+    async def grow(ctx: ff.Context) -> int:
+        flow = ctx.flow()
+        flow.add(part, 10, name="later")
+        await flow.submit()
+        return (await ctx.usage(tokens=10)).remaining["tokens"]
+
+    def built() -> ff.Flow:
+        flow = app.flow("team", budget=ff.Budget(tokens=100))
+        flow.add(grow, after=flow.add(part, 50))
+        return flow
+
+    @app.task
+    async def outer(ctx: ff.Context) -> dict[str, int]:
+        return await (await built().submit()).result()
+
+    async with worker(app):
+        if how == "in a handler":
+            found = await asyncio.wait_for((await outer.submit()).result(), PATIENCE)
+            assert found["part"] == 50
+            assert found["grow"] in (30, 40), "of the same budget, whether the later node was faster or not"
+            return
+        if how == "submit":
+            run = await built().submit()
+        else:
+            connection = await asyncpg.connect(database)
+            async with connection.transaction():
+                run = await built().submit_in(connection)
+            await connection.close()
+        results = await asyncio.wait_for(run.result(), PATIENCE)
+        assert results["part"] == 50
+        assert sorted([results["grow"], results["later"]]) == [30, 40]
+        budget = await run.budget()
+        assert budget is not None
+        assert budget.usage == {"tokens": 70}
+        assert (await run.raise_budget(tokens=5)).hard_limits == {"tokens": 105}
+
+
+def test_a_wrong_budget_of_a_flow_is_refused() -> None:
+    with pytest.raises(ff.InvalidInput, match=r"budget: got int; allowed: an ff\.Budget or None"):
+        ff.App().flow("team", budget=5)  # type: ignore[arg-type]  # the refusal under test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -466,3 +467,80 @@ async def test_the_usage_of_a_run_is_told_by_dimension_budget_and_execution(kit:
     assert await run.budget() is None
     with pytest.raises(ff.NotFound, match="was submitted without a budget of its own"):
         await run.raise_budget(tokens=1)
+
+
+# ---- the kit, hooks, schedules
+
+
+async def test_the_kit_moves_the_clock_to_the_room_in_a_window_and_to_the_reset_of_a_budget(
+    kit: Kit, kit_app: ff.App
+) -> None:
+    kit_app.quota("slow", per_window=1, window="1h")
+    kit_app.budget("daily", hard={"tokens": 10}, every="1 day")
+
+    @kit_app.task(quotas=["slow"])
+    async def call(n: int) -> int:
+        return n
+
+    @kit_app.task(budgets=["daily"])
+    async def agent(ctx: ff.Context) -> int:
+        return (await ctx.usage(tokens=10)).remaining["tokens"]
+
+    begun = await kit.clock.now()
+    runs = [await call.submit(n) for n in range(3)]
+    assert [await kit.run_until_ended(run) for run in runs] == [0, 1, 2]
+    assert timedelta(hours=2) <= await kit.clock.now() - begun < timedelta(hours=3)
+    for _ in range(2):
+        assert await kit.run_inline(agent) == 0
+    assert await kit.clock.now() - begun >= timedelta(days=1)
+
+
+async def test_the_task_of_a_hook_has_its_own_limits(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("alarms", hard={"mails": 5})
+    kit_app.quota("mails", concurrent=1)
+    told: list[ff.ExecutionId] = []
+
+    @kit_app.task(budgets=["alarms"], quotas=["mails"], budget=ff.Budget(mails=2))
+    async def tell(ctx: ff.Context, failure: ff.Failure) -> None:
+        told.append(ctx.execution_id)
+        await ctx.usage(mails=1)
+
+    @kit_app.task(on_failure=tell)
+    async def fragile() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ff.TaskFailed):
+        await kit.run_inline(fragile)
+    await kit.run_all()
+    assert (await used(kit_app, "alarms"))[0] == {"mails": 1}
+    found = await (await kit_app.client()).get(told[0])
+    assert set(found.budget_ids) == {budget_id_of("alarms"), told[0]}
+    assert found.quota_policy_ids == (quota_policy_id_of("mails"),)
+
+
+async def test_what_a_schedule_submits_has_its_limits(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 100})
+    left: list[dict[str, int]] = []
+
+    @kit_app.task
+    async def agent(ctx: ff.Context) -> None:
+        left.append((await ctx.usage(tokens=30)).remaining)
+
+    kit_app.schedule(agent.options(budgets=["team"], budget=ff.Budget(tokens=40)), every="1h")
+    await kit.run_all()
+    for _ in range(2):
+        await kit.clock.advance(hours=1)
+        await kit.run_all()
+    assert left == [{"tokens": 10}, {"tokens": 10}]
+    assert (await used(kit_app))[0] == {"tokens": 60}
+
+
+async def test_a_schedule_with_an_unknown_limit_is_refused_before_it_is_stored(app: ff.App) -> None:
+    @app.task(budgets=["nothing"])
+    async def agent() -> None: ...
+
+    app.schedule(agent, every="1h")
+    with pytest.raises(ff.InvalidInput, match="there is no budget 'nothing'"):
+        async with ff.Worker(app):
+            pass
+    assert await (await app.client()).schedules() == []

@@ -361,6 +361,7 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         "lease_history": _is_not_in_order("renewed", "reclaimed", "expired", "revoked", "odd"),
         "leased_last_event": [_NO_LEASE_EVENTS, *_is_not_in_order("revoked", "expired")],
         "event_namespace": _set("event", "namespace = 'other'", "namespace = null"),
+        "event_route": _set("event", "route = route + 1", "route = null"),
         "log_epochs": [
             "delete from flowfabric.log_epoch",
             *_set("log_epoch", "epoch = 3", "last_position = 1"),

@@ -17,6 +17,7 @@ from flowfabric._postgres import statements
 from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import FlowFabricError
 from flowfabric.values.attempt import Claimed, Failure
+from flowfabric.values.budget import Report, Reserve, Reserved, Settle, Usage
 from flowfabric.values.conditions import all_of, any_of, count_signals, from_sources, on
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import NewExecution
@@ -138,6 +139,7 @@ class Ground:
         await self._flows()
         await self._others()
         await self._limits()
+        await self._budgets()
 
     async def _waits(self) -> None:
         engine = self.engine
@@ -242,6 +244,33 @@ class Ground:
         await self.some("full", 2 * N, policy=ExecutionPolicy(quota_policy_id=self.full))
         (self.owner,) = await engine.claim_many(limit=N, kinds=["full"], lease_ttl=LONG, **WORKER)
         self.shut = await self.some("full", N, policy=ExecutionPolicy(quota_policy_id=self.full))
+
+    async def _budgets(self) -> None:
+        """One budget with many keys, entries of its ledger, reservations and executions that wait; and many others."""
+        engine = self.engine
+        made = await engine.create_budget(name="spent", dimensions=["t"], hard_limits=[10**9], soft_limits=[0])
+        self.spent = made.budget_id
+        await self.some("spending", policy=ExecutionPolicy(budget_ids=(self.spent,)))
+        self.spending = await self.claimed("spending")
+        reserve = [Reserve(authority=one.handle, usage=Usage(custom={"t": 1})) for one in self.spending]
+        self.reserved = [one.reservation_id for one in await engine.use_budgets(reserve) if isinstance(one, Reserved)]
+        await engine.use_budgets([
+            Report(authority=one.handle, usage=Usage(custom={"t": 1}, dedup_key=f"key {n}"))
+            for n, one in enumerate(self.spending)
+        ])  # fmt: skip
+        await self.sql.execute(
+            "insert into flowfabric.budget_spend select $1, e.id, 0, 't', 1, flowfabric.now(), true"
+            " from (select x.id from flowfabric.execution x order by x.id limit $2) e",
+            self.spent, N,
+        )  # fmt: skip
+        await engine.report_usage_admin(self.spent, dimensions=["t"], deltas=[N])
+        for n in range(300):
+            await engine.create_budget(name=f"other {n}", dimensions=["t"], hard_limits=[5], soft_limits=[0])
+        full = await engine.create_budget(name="exhausted", dimensions=["t"], hard_limits=[1], soft_limits=[0])
+        self.exhausted = full.budget_id
+        await engine.report_usage_admin(self.exhausted, dimensions=["t"], deltas=[1])
+        await self.some("poor", policy=ExecutionPolicy(budget_ids=(self.exhausted,)))
+        await engine.claim_many(limit=10, kinds=["poor"], **WORKER)
 
     async def complete(self, kind: str, count: int) -> None:
         await self.engine.complete_many([one.handle for one in await self.claimed(kind, count)])
@@ -699,6 +728,34 @@ CALLS = [
     Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(), an_hour_later),
     Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(after=(UUID(int=0), ""))),
     Call("reconcile_quotas", 4 * N, lambda g: g.engine.reconcile_quotas(), an_hour_later),
+    # budgets
+    Call("use_budgets", 1, lambda g: g.engine.report_usage(g.spending[0].handle, {"t": 1})),
+    Call("use_budgets", N, lambda g: g.engine.use_budgets(
+        [Report(authority=one.handle, usage=Usage(custom={"t": 1}, dedup_key=f"new {n}"))
+         for n, one in enumerate(g.spending)])),
+    Call("use_budgets", N, lambda g: g.engine.use_budgets(
+        [Settle(authority=one.handle, reservation_id=held, usage=Usage(custom={"t": 1}))
+         for one, held in zip(g.spending, g.reserved, strict=True)])),
+    Call("use_budgets", N, lambda g: g.engine.use_budgets(
+        [Reserve(authority=one.handle, usage=Usage(custom={"t": 1}), place=("s", 0)) for one in g.spending])),
+    Call("complete", N, lambda g: g.engine.complete_many([one.handle for one in g.spending])),
+    Call("pause_for_budget", 1, lambda g: g.engine.pause_for_budget(g.spending[0].handle, {"t": 2 * 10**9})),
+    Call("report_usage_admin", 1, lambda g: g.engine.report_usage_admin(
+        g.spent, dimensions=["t"], deltas=[1], dedup_key="one")),
+    Call("record_spend", 1, lambda g: g.engine.record_spend(g.spent, g.waiting[0], {"t": 1})),
+    Call("release_budget", 1, lambda g: g.engine.release_budget(g.spent, g.waiting[0])),
+    Call("create_budget", 1, lambda g: g.engine.create_budget(name="new")),
+    Call("update_budget", 1, lambda g: g.engine.update_budget(g.spent, raise_by={"t": 1})),
+    Call("update_budget", N, lambda g: g.engine.update_budget(g.exhausted, raise_by={"t": 1})),
+    Call("reset_budget", N, lambda g: g.engine.reset_budget(g.exhausted)),
+    Call("reset_due_budgets", 1, lambda g: g.engine.reset_due_budgets()),
+    Call("collect_ended", N, lambda g: g.engine.collect_reservations()),
+    Call("reconcile_budgets", 100, lambda g: g.engine.reconcile_budget_counters()),
+    Call("read_budgets", 1, lambda g: g.engine.get_budget_status(g.spent)),
+    Call("find_budgets", 1, lambda g: g.engine.find_budgets(["spent"])),
+    Call("list_budgets", 10, lambda g: g.engine.list_budgets(prefix="other", limit=10)),
+    Call("list_spend", 10, lambda g: g.engine.list_spend(g.spent, limit=10)),
+    Call("read_usage", 1, lambda g: g.engine.read_usage(g.spending[0].execution_id)),
     # lanes
     Call("register_lanes", 1, lambda g: g.engine.prepare()),
     Call("list_lanes", 100, lambda g: g.engine.list_lanes()),

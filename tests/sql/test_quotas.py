@@ -16,6 +16,7 @@ from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import on
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.grant import ReclaimGranted
 from flowfabric.values.ids import QuotaPolicyId, mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
@@ -30,7 +31,7 @@ from flowfabric.values.quota import (
     quota_policy_id_of,
 )
 from flowfabric.values.wait import Fresh
-from tests.support import WORKER, CheckedEngine, Clock, claim_one, submit
+from tests.support import OTHER, WORKER, CheckedEngine, Clock, claim_one, submit
 
 pytestmark = pytest.mark.both_servers
 
@@ -549,3 +550,85 @@ async def test_what_a_scheduler_blocked_is_decided_by_the_next_claim(engine: Che
     assert await state(engine, first) == (
         ff.State.RATE_LIMITED, "waiting_for_quota", f"quota {policy}: concurrency cap 1",
     )  # fmt: skip
+
+
+# Grants of a scheduler
+
+
+async def test_a_batch_of_grants_takes_what_the_cap_leaves_room_for(engine: CheckedEngine) -> None:
+    policy = await quota(engine, max_concurrent=3)
+    made = await many(engine, 10, policy)
+    granted = await engine.claim_for_worker(**WORKER, max_grants=10)
+    assert [one.grant.execution_id for one in granted] == made[:3]
+    assert await occupancy(engine, policy) == (3, 7)
+    # Another worker meets live grants: it gets nothing, and takes nothing from anybody.
+    assert await engine.claim_for_worker(**OTHER, max_grants=10) == []
+    assert await claim(engine) == []
+    assert await occupancy(engine, policy) == (3, 7)
+
+
+async def test_a_consumed_grant_keeps_its_slot_with_the_run(engine: CheckedEngine, clock: Clock) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    first, second = await many(engine, 2, policy)
+    await engine.claim_for_worker(**WORKER, max_grants=1)
+    held = await engine.claim_execution(first, **WORKER, lease_ttl=LONG, lease_id=mint_uuid(), attempt_id=mint_uuid())
+    await clock.advance(seconds=3600)
+    await engine.sweep()
+    await engine.reconcile_quotas()
+    assert await claim(engine) == []
+    assert await occupancy(engine, policy) == (1, 1)
+    await engine.complete(held.handle)
+    assert (await claim_one(engine)).execution_id == second
+
+
+@pytest.mark.parametrize("swept", [False, True])
+async def test_a_grant_that_ends_unused_gives_its_slot_back(engine: CheckedEngine, clock: Clock, swept: bool) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    first, second = await many(engine, 2, policy)
+    await engine.claim_for_worker(**WORKER, grant_ttl=5 * SECOND, max_grants=1)
+    assert await claim(engine) == []
+    assert (await state(engine, second))[0] == ff.State.RATE_LIMITED
+    await clock.advance(seconds=6)
+    assert await occupancy(engine, policy) == (0, 1)
+    if swept:
+        await engine.sweep()
+    (again,) = await claim(engine, 1)
+    assert again.execution_id == first
+    await engine.complete(again.handle)
+    assert (await claim_one(engine)).execution_id == second
+
+
+async def test_the_end_of_a_grant_promotes_what_waits(engine: CheckedEngine, clock: Clock) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    first, second = await many(engine, 2, policy)
+    await engine.claim_for_worker(**WORKER, max_grants=1)
+    assert await claim(engine) == []
+    await clock.advance(seconds=6)
+    assert (await engine.unblock_limited()).promoted == 1
+    assert (await state(engine, second))[0] == ff.State.WAITING
+    assert (await claim_one(engine)).execution_id == first
+
+
+async def test_a_granted_execution_that_is_cancelled_gives_its_slot_back(engine: CheckedEngine) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    first, second = await many(engine, 2, policy)
+    await engine.claim_for_worker(**WORKER, max_grants=1)
+    assert await claim(engine) == []
+    await engine.cancel(Operator(first), "enough")
+    assert (await claim_one(engine)).execution_id == second
+
+
+async def test_a_reclaim_by_grant_keeps_the_slot(engine: CheckedEngine, clock: Clock) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    first, _ = await many(engine, 2, policy)
+    await claim(engine, lease_ttl=SECOND)
+    await clock.advance(seconds=2)
+    await engine.mark_lease_expired_if_due(first)
+    (granted,) = await engine.claim_for_worker(**OTHER, max_grants=5)
+    assert isinstance(granted, ReclaimGranted)
+    assert granted.grant.execution_id == first
+    assert await occupancy(engine, policy) == (1, 1)
+    again = await engine.reclaim_execution(first, **OTHER, lease_id=mint_uuid(), attempt_id=mint_uuid())
+    assert isinstance(again, Claimed)
+    assert (again.attempt_type, again.reclaim_count) == ("reclaim", 1)
+    assert await occupancy(engine, policy) == (1, 1)

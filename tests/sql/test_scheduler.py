@@ -489,6 +489,21 @@ async def test_a_waiting_claim_of_one_namespace_is_woken_by_its_work_and_not_end
     assert (await claim_one(plain_engine)).execution_id == foreign
 
 
+async def test_a_worker_of_one_namespace_is_not_woken_in_place_of_one_that_serves_all(stage: Stage) -> None:
+    first, *others = await stage.company(4)
+    await stage.empty()
+    heard: list[str] = []
+    ear = await asyncpg.connect(stage.dsn)
+    for party, name, namespace in zip(others, ("open 1", "open 2", "of x"), (None, None, "x"), strict=True):
+        await ear.add_listener(f"flowfabric_{party._instance}", lambda *_, name=name: heard.append(name))
+        # It would be chosen first: it has the most free slots.
+        await party.sleep_for_work(["default"], timedelta(minutes=1), namespace=namespace, slots=99 if namespace else 1)
+    await submit(first)
+    await ear.execute("select 1")  # messages that were sent before arrive with this
+    assert sorted(name.split()[0] for name in heard) == ["of", "open"]
+    await ear.close()
+
+
 # Warnings
 
 

@@ -85,6 +85,17 @@ async def program(ctx: ff.Context, plain: ff.SyncContext, client: ff.AsyncClient
 """
 
 GOOD_TASKS = {
+    "limits_are_declared_and_used": """
+        app.budget("team", hard={"tokens": 100, "cost_micros": ff.usd("0.10")}, every="1 day", mode="warn")
+        app.quota("api", concurrent=2, per_window=10, window="60s", key="tenant")
+        run = await publish.options(budget=ff.Budget(tokens=5, soft={"tokens": 3}), budgets=["team"]).submit(1)
+        assert_type((await run.usage()).total, dict[str, int])
+        assert_type((await run.raise_budget(tokens=+5)).hard_limits, dict[str, int])
+        async with ctx.spend(tokens=5) as spend:
+            spend.settle(tokens=3)
+        assert_type((await ctx.usage({"tokens": 1}, calls=1)).remaining, dict[str, int])
+        app.flow("f", budget=ff.Budget(tokens=5))
+    """,
     "a_submission_takes_the_arguments_and_gives_the_result": """
         run = await publish.submit(42, title="a")
         assert_type(run, ff.Run[str])
@@ -307,6 +318,10 @@ GOOD_TASKS = {
 
 NO_FIT = r"No overload variant of|Cannot infer value of type parameter|incompatible type"
 BAD_TASKS = {
+    "an_amount_that_is_no_integer": ("await ctx.usage(tokens=1.5)", r'incompatible type "float".*arg-type'),
+    "a_budget_by_name_alone": ('publish.options(budget="team")', r'incompatible type "str".*arg-type'),
+    "an_amount_that_is_text": ("ctx.spend(tokens='5')", r'incompatible type "str".*arg-type'),
+    "an_unknown_word_at_the_limit": ('app.task(on_budget="stop")', r"on_budget|No overload variant"),
     "an_argument_of_another_type": (
         'await publish.submit("42")',
         r'incompatible type "str"; expected "int".*arg-type',

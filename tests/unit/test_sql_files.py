@@ -35,6 +35,7 @@ UPWARDS = {
     "raise_floors": {"create_one"},  # asks who may call it
     "may_operate": {"complete_as_operator"},  # asks who may call it
     "give_back": {"gate", "end_reservations"},
+    "grow_flow": {"create_owned"},
     "insert_executions": {"create_owned"},
     "mark_expired": {"end_reservations"},
     "purge_flows": {"drop_owned"},
@@ -125,11 +126,12 @@ def test_every_rule_of_the_audit_is_asked() -> None:
     assert {f"audit_{rule}" for rule in re.findall(r"flowfabric\.audit_(\w+)\(", FILES["audit/audit.sql"])} == rules
 
 
-# Rules about queues, timers, routes, keys and workers: with them a sample would read whole tables.
+# Rules about queues, timers, routes, keys, limits and workers: with them a sample would read whole tables.
 NOT_SAMPLED = {
     "blocked_orphan", "cascade_row", "derived_route", "flow_summary", "grant_hides", "keystore", "lane_registered",
     "ready_below_floor", "ready_orphan", "registration_facts", "tag_rows", "timer_waitpoint", "timers", "times_finite",
-    "verdict_facts",
+    "verdict_facts", "blocked_limit", "budget_counters", "budget_held", "budget_ledger", "budget_limits", "budget_mark",
+    "budget_rows", "limit_open", "limit_set", "quota_cap", "quota_rate", "quota_slot", "quota_slot_missing",
     "waiter_missed", "waits_for_nothing",
 }  # fmt: skip
 

@@ -127,7 +127,13 @@ async def move_clock(connection: asyncpg.Connection[Any], by: timedelta, held: S
 async def read_clock(
     connection: asyncpg.Connection[Any], kinds: Sequence[str] = ()
 ) -> tuple[datetime, datetime | None]:
-    """Return the time of a database, and when the next timer of these kinds is due."""
-    row = await connection.fetchrow("select flowfabric.now() as now, flowfabric.next_due($1) as due", list(kinds))
+    """Return the time of a database, and when the next timer of these kinds is due, or a limit may let something go."""
+    row = await connection.fetchrow(
+        "select flowfabric.now() as now, case when cardinality($1::text[]) > 0 then least(flowfabric.next_due($1),"
+        " (select min(d.due_at) from flowfabric.limit_due d),"
+        " (select min(b.next_reset_at) from flowfabric.budget b where exists ("
+        "  select from flowfabric.blocked x where x.limit_id = b.id))) end as due",
+        list(kinds),
+    )
     assert row is not None
     return row["now"], row["due"]

@@ -55,6 +55,7 @@ from flowfabric.values.ids import mint_uuid
 from flowfabric.values.options import OptionNames, Options, meant
 from flowfabric.values.quota import MAX_JITTER, MAX_QUOTA, MAX_WINDOW
 from flowfabric.values.spending import (
+    Budget,
     BudgetSpec,
     Mode,
     OnBudget,
@@ -351,10 +352,20 @@ class App:
 
     # Flows
 
-    def flow(self, name: str, *, namespace: str | None = None, tags: Mapping[str, str] | None = None) -> Flow:
-        """Return a new flow: add tasks to it, then submit it as a whole. `name` says what kind of flow it is."""
-        default = self.defaults.namespace
-        return Flow(self, name, namespace=namespace if namespace is not None else default or "", tags=tags)
+    def flow(
+        self,
+        name: str,
+        *,
+        namespace: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        budget: Budget | None = None,
+    ) -> Flow:
+        """Return a new flow: add tasks to it, then submit it as a whole. `name` says what kind of flow it is.
+
+        `budget` is what all its nodes, those added later, and what they submit may use together.
+        """
+        chosen = namespace if namespace is not None else self.defaults.namespace or ""
+        return Flow(self, name, namespace=chosen, tags=tags, budget=budget)
 
     # Schedules
 

@@ -50,6 +50,7 @@ from flowfabric.values.ids import (
     partition_of_id,
 )
 from flowfabric.values.joins import AllOf
+from flowfabric.values.spending import Budget
 
 if TYPE_CHECKING:
     from flowfabric.client.connector import Connector
@@ -88,6 +89,7 @@ class Flow:
         *,
         namespace: str = "",
         tags: Mapping[str, str] | None = None,
+        budget: Budget | None = None,
         grows: FlowId | None = None,
         here: ExecutionId | None = None,
     ) -> None:
@@ -95,6 +97,9 @@ class Flow:
         self.name = check_text(name, "name")
         self.namespace = check_text(namespace, "namespace")
         self.tags = check_tags(tags)
+        if budget is not None and not isinstance(budget, Budget):
+            raise InvalidInput(f"got {type(budget).__name__}", field="budget", allowed="an ff.Budget or None")
+        self.budget = budget
         self.grows = grows
         self._entries: dict[str, _Entry] = {}
         self._counts: dict[str, int] = {}
@@ -414,7 +419,7 @@ class Flow:
         def uuid_of(node: Node[Any]) -> UUID:
             return ids[node.name] if node.execution_id is None else node.execution_id
 
-        nodes = []
+        nodes: list[NewNode] = []
         for name, declared in self._entries.items():
             entry = declared
             if changed is not None and changed[name] is not declared.submission:
@@ -429,7 +434,8 @@ class Flow:
             payload, encoding = task.codecs.seal(plain, ids[name])
             hooks = task.hooks(submission.options, nested=True)
             limits = task.limit_names.limits(submission.options)
-            item = submission.options.item(task.name, payload, encoding, hooks=hooks, limits=limits)
+            first = None if nodes else self.budget
+            item = submission.options.item(task.name, payload, encoding, hooks=hooks, limits=limits, flow_budget=first)
             needed = {node for value in entry.wanted.values() for node in references(value)}
             nodes.append(
                 NewNode(

@@ -65,7 +65,8 @@ class Clock:
     async def advance_to_next(self) -> timedelta | None:
         """Move it forward to the next timer that an execution waits for; returns by how much.
 
-        That is the end of a sleep, a retry, a delayed start, a timeout or a deadline; None if there is none.
+        That is the end of a sleep, a retry, a delayed start, a timeout or a deadline, room in the window of a rate, or
+        the reset of a budget that holds executions; None if there is none.
         """
         now, due = await self._read(_WAITED_FOR)
         if due is None:

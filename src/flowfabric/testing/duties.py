@@ -27,6 +27,9 @@ async def run_duties(engine: Engine) -> int:
                 break
     while (hooks := await engine.submit_hooks()).handled:
         handled += hooks.handled
+    handled += (await engine.reset_due_budgets()).handled
+    handled += (await engine.collect_reservations(marked=True)).handled
+    handled += (await engine.unblock_limited()).promoted
     for due in await engine.due_schedules():
         handled += await fire(engine, due)
     return handled + await _run_flow_duties(engine)

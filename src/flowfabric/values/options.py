@@ -199,7 +199,9 @@ class Options(Struct, frozen=True, kw_only=True):
         """Return the frozen policy for these checked options, without hooks."""
         return self.policy_with(None)
 
-    def policy_with(self, hooks: str | None, limits: Limits = NO_LIMITS) -> FrozenPolicy:
+    def policy_with(
+        self, hooks: str | None, limits: Limits = NO_LIMITS, flow_budget: Budget | None = None
+    ) -> FrozenPolicy:
         """Return the frozen policy for these checked options.
 
         `hooks` is the JSON of the tasks that they name, `limits` are the budgets and quotas.
@@ -216,6 +218,7 @@ class Options(Struct, frozen=True, kw_only=True):
             limits,
             _given(self.budget),
             self.inherit_budgets is not False,
+            flow_budget,
         )
 
     def item(
@@ -227,8 +230,12 @@ class Options(Struct, frozen=True, kw_only=True):
         creator: str = "",
         hooks: str | None = None,
         limits: Limits = NO_LIMITS,
+        flow_budget: Budget | None = None,
     ) -> NewExecution:
-        """Return the new execution for these options, a task and its arguments."""
+        """Return the new execution for these options, a task and its arguments.
+
+        `flow_budget` is the budget of the flow whose first node it is.
+        """
         delay, deadline = _given(self.delay), _given(self.deadline)
         return NewExecution(
             execution_kind=kind,
@@ -240,7 +247,7 @@ class Options(Struct, frozen=True, kw_only=True):
             creator_identity=creator,
             idempotency_key=_given(self.idempotency_key),
             tags=self.tags,
-            policy=self.policy_with(hooks, limits),
+            policy=self.policy_with(hooks, limits, flow_budget),
             delay_until=_given(self.at) if delay is None else duration(delay, "delay"),
             execution_deadline_at=(
                 deadline if deadline is None or isinstance(deadline, datetime) else duration(deadline, "deadline")
@@ -341,6 +348,7 @@ def _policy(
     limits: Limits,
     budget: Budget | None,
     inherits: bool,
+    flow_budget: Budget | None,
 ) -> FrozenPolicy:
     """Write only the options that are set; the database has defaults for the rest."""
     policy: dict[str, Any] = {"max_reclaim_count": max_reclaims}
@@ -362,8 +370,9 @@ def _policy(
         policy["budget_ids"] = [str(one) for one in limits.budget_ids]
     if limits.quota_ids:
         policy["quota_policy_ids"] = [str(one) for one in limits.quota_ids]
-    if budget is not None:
-        policy["budget"] = {"hard": budget.hard, "soft": budget.soft, "enforcement_mode": budget.mode}
+    for name, own in (("budget", budget), ("flow_budget", flow_budget)):
+        if own is not None:
+            policy[name] = {"hard": own.hard, "soft": own.soft, "enforcement_mode": own.mode}
     if not inherits:
         policy["inherit_budgets"] = False
     text, derived = freeze_policy(policy)

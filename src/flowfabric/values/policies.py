@@ -216,6 +216,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     max_replay_count: int = 10
     budget_ids: tuple[BudgetId, ...] = ()
     budget: OwnBudget | None = None
+    flow_budget: OwnBudget | None = None  # of the flow, in the policy of its first node
     inherit_budgets: bool | None = None
     quota_policy_id: QuotaPolicyId | None = None
     quota_policy_ids: tuple[QuotaPolicyId, ...] | None = None

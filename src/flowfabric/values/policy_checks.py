@@ -224,6 +224,7 @@ check_policy_object: Final[Mapping[str, _Check]] = {
     "max_replay_count": _u32,
     "budget_ids": _list_of(_identifier),
     "budget": _object({"hard": _amounts, "soft": _amounts, "enforcement_mode": _word("strict", "warn")}),
+    "flow_budget": _object({"hard": _amounts, "soft": _amounts, "enforcement_mode": _word("strict", "warn")}),
     "inherit_budgets": _boolean,
     "quota_policy_id": _identifier,
     "quota_policy_ids": _list_of(_identifier),

@@ -404,7 +404,7 @@ create table flowfabric.declared_limit (
     declared_at timestamptz not null
 );
 
--- One row per policy and value of its key, which admissions lock: they are serial.
+-- One row per policy and value of its key, which admissions lock: they are serial while a limit is near.
 create table flowfabric.quota_head (
     policy_id uuid not null,
     key       text collate "C" not null,
@@ -419,7 +419,7 @@ create table flowfabric.quota_slot (
     partition   integer not null,
     policy_id   uuid not null,
     key         text collate "C" not null,
-    number      bigint not null,             -- given out under the lock of the head, above those that exist
+    number      bigint generated always as identity,
     admitted_at timestamptz not null,
     until       timestamptz,                 -- of a grant, or a direct caller: when it ends; null: with the run
     origin      text not null,               -- scheduler, direct

@@ -133,6 +133,7 @@ begin
     union all select * from flowfabric.audit_leased_last_event(p_low, p_high, p_from, p_to)
     union all select * from flowfabric.audit_signal_events(p_low, p_high, p_from, p_to)
     union all select * from flowfabric.audit_event_namespace(p_low, p_high, p_from, p_to)
+    union all select * from flowfabric.audit_event_route(p_low, p_high, p_from, p_to)
     union all select * from flowfabric.audit_event_worker(p_low, p_high, p_from, p_to)
     union all select * from flowfabric.audit_edge_event(p_low, p_high, p_from, p_to)
     union all select * from flowfabric.audit_cascade_event(p_low, p_high, p_from, p_to)

@@ -3,7 +3,10 @@ create or replace function flowfabric.audit_budget_counters(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     select 'budget_counters', 0, h.budget_id, h.seq::text
-    from flowfabric.budget_head h
-    join flowfabric.budget_head n on n.budget_id = h.budget_id and n.seq = h.seq + 1
-    where p_low = 0 and (n.breaches < h.breaches or n.soft_breaches < h.soft_breaches or n.generation < h.generation)
+    from (select x.budget_id, x.seq, x.breaches, x.soft_breaches, x.generation,
+                 lag(x.breaches) over w as breaches_before, lag(x.soft_breaches) over w as soft_before,
+                 lag(x.generation) over w as generation_before
+          from flowfabric.budget_head x where p_low = 0
+          window w as (partition by x.budget_id order by x.seq)) h
+    where h.breaches < h.breaches_before or h.soft_breaches < h.soft_before or h.generation < h.generation_before
 $$;

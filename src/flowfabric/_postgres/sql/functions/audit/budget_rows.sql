@@ -7,7 +7,7 @@ language sql stable as $$
           union select k.budget_id, 'key' from flowfabric.budget_key k
           union select s.budget_id, 'ledger' from flowfabric.budget_spend s
           union select r.budget_id, 'reservation' from flowfabric.reservation r where r.state = 'held') o
-    where p_low = 0 and not exists (select from flowfabric.budget b where b.id = o.id)
+    where p_low = 0 and not exists (select from flowfabric.budget b where b.id = o.id offset 0)
     union all
     select 'budget_rows', 0, b.id, 'limits'
     from flowfabric.budget b

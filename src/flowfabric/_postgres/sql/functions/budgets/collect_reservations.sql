@@ -18,10 +18,11 @@ declare
     b integer; i integer; k integer; p integer;
 begin
     select array_agg(q.r), array_agg(q.ends) into v_rows, v_ends
-    from (select s as r, case p_lost when true then 'lost' when false then 'clean'
-                         else flowfabric.ended_lease(s, p_now) end as ends
+    from (select s::flowfabric.reservation as r, case p_lost when true then 'lost' when false then 'clean'
+                         else flowfabric.ended_lease(s::flowfabric.reservation, p_now) end as ends
           from (select distinct x.partition, x.id from unnest(p_partition, p_id) as x (partition, id)) u
-          join flowfabric.reservation s on s.partition = u.partition and s.id = u.id
+          cross join lateral (select x.* from flowfabric.reservation x
+                              where x.partition = u.partition and x.id = u.id offset 0) s
           where s.state = 'held' and s.budget_id = any (p_budgets)
           union all
           select o.s, o.ends

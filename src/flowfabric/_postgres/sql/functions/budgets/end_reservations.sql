@@ -13,7 +13,10 @@ declare
 begin
     select array_agg(distinct s.budget_id order by s.budget_id) into v_budgets
     from unnest(p_partition, p_id) as u (partition, id)
-    join flowfabric.reservation s on s.partition = u.partition and s.id = u.id and s.state = 'held';
+    -- The fence (offset 0) keeps the plan on the key: the index of held ones has every reservation of a budget.
+    cross join lateral (select x.budget_id, x.state from flowfabric.reservation x
+                        where x.partition = u.partition and x.id = u.id offset 0) s
+    where s.state = 'held';
     if v_budgets is null then
         return;
     end if;
@@ -26,11 +29,15 @@ begin
     end if;
     if cardinality(v_free) is distinct from cardinality(v_budgets) then
         with mine as materialized (
-            select s.ctid as tid from unnest(p_partition, p_id) as u (partition, id)
-            join flowfabric.reservation s on s.partition = u.partition and s.id = u.id and s.state = 'held'
-            for no key update of s skip locked
+            select r.ctid as tid from flowfabric.reservation r
+            where r.ctid = any (array(
+                select s.tid from unnest(p_partition, p_id) as u (partition, id)
+                cross join lateral (select x.ctid as tid, x.state from flowfabric.reservation x
+                                    where x.partition = u.partition and x.id = u.id offset 0) s
+                where s.state = 'held'))
+            for no key update skip locked
         )
-        update flowfabric.reservation s set lost = p_lost from mine m where s.ctid = m.tid;
+        update flowfabric.reservation s set lost = p_lost where s.ctid = any (array(select m.tid from mine m));
         perform flowfabric.wake_duties(p_now);
     end if;
 end;

@@ -23,14 +23,17 @@ language sql stable security definer as $$
     select q.id, q.parent_id, q.budget_id, coalesce(b.name, q.budget_id::text), q.dimension,
            least(sum(q.used), 9223372036854775807)::bigint, least(sum(q.held), 9223372036854775807)::bigint
     from (select a.id, a.parent_id, u.budget_id, u.dimension, u.amount as used, 0 as held
-          from asked a join flowfabric.budget_usage u on u.partition = a.partition and u.id = a.id
+          from asked a cross join lateral (select x.* from flowfabric.budget_usage x
+                                           where x.partition = a.partition and x.id = a.id offset 0) u
           union all
           select a.id, a.parent_id, s.budget_id, s.dimension, s.amount, 0
-          from asked a join flowfabric.budget_spend s on s.execution_id = a.id
+          from asked a cross join lateral (select x.* from flowfabric.budget_spend x
+                                           where x.execution_id = a.id offset 0) s
           union all
           select a.id, a.parent_id, r.budget_id, d.dim, 0, d.amount
-          from asked a join flowfabric.reservation r on r.partition = a.partition and r.id = a.id and r.state = 'held'
-          cross join unnest(r.dimensions, r.amounts) as d (dim, amount)) q
+          from asked a cross join lateral (select x.* from flowfabric.reservation x
+                                           where x.partition = a.partition and x.id = a.id offset 0) r
+          cross join unnest(r.dimensions, r.amounts) as d (dim, amount) where r.state = 'held') q
     left join flowfabric.budget b on b.id = q.budget_id
     group by q.id, q.parent_id, q.budget_id, b.name, q.dimension
     order by q.parent_id nulls first, q.id, 4, q.dimension

@@ -44,10 +44,14 @@ begin
             corrected := corrected + 1;
         end if;
     end loop;
-    delete from flowfabric.budget_spend s using unnest(v_ids) as u (id), flowfabric.deployment d
-    where s.budget_id = u.id and s.is_known and not exists (
-        select from flowfabric.execution e
-        where e.partition = flowfabric.partition_of(s.execution_id, d.flow_partitions) and e.id = s.execution_id);
+    delete from flowfabric.budget_spend s where s.ctid = any (array(
+        select x.tid from unnest(v_ids) as u (id)
+        cross join lateral (select y.ctid as tid, y.execution_id, y.is_known from flowfabric.budget_spend y
+                            where y.budget_id = u.id offset 0) x
+        cross join flowfabric.deployment d
+        where x.is_known and not exists (
+            select from flowfabric.execution e
+            where e.partition = flowfabric.partition_of(x.execution_id, d.flow_partitions) and e.id = x.execution_id offset 0)));
     get diagnostics v_n = row_count;
     corrected := corrected + v_n;
     select array_agg(b.owner_id) into v_owners

@@ -17,16 +17,14 @@ begin
     where i.ctid = old.tid;
     get diagnostics v_n = row_count;
     v_sum := v_n;
-    delete from flowfabric.budget_key k using (
-        select x.ctid as tid from flowfabric.budget_key x where x.expires_at <= v_now
-        order by x.expires_at limit p_limit for update skip locked) old
-    where k.ctid = old.tid;
+    delete from flowfabric.budget_key k where k.ctid = any (array(
+        select x.ctid from flowfabric.budget_key x where x.expires_at <= v_now
+        order by x.expires_at limit p_limit for update skip locked));
     get diagnostics v_n = row_count;
     v_sum := v_sum + v_n;
-    delete from flowfabric.reservation r using (
-        select x.ctid as tid from flowfabric.reservation x where x.settled_at <= v_now - interval '24 hours'
-        order by x.settled_at limit p_limit for update skip locked) old
-    where r.ctid = old.tid;
+    delete from flowfabric.reservation r where r.ctid = any (array(
+        select x.ctid from flowfabric.reservation x where x.settled_at <= v_now - interval '24 hours'
+        order by x.settled_at limit p_limit for update skip locked));
     get diagnostics v_n = row_count;
     v_sum := v_sum + v_n;
     with gone as (

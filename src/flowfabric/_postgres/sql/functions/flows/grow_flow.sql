@@ -27,6 +27,7 @@ declare
     v_edges uuid[]; v_downstreams uuid[]; v_outcomes text[];
     v_made integer := 0;
     v_high integer;
+    v_own boolean;
 begin
     -- Positions count from one; an array of another shape would be read otherwise than it was checked.
     if exists (select from unnest(p_from, p_to) as u (f, t) where u.f = 0 or u.t <= 0)
@@ -69,6 +70,12 @@ begin
         where e.id is null order by u.ord limit 1;
     end if;
     if code is null then
+        -- The budget of the flow itself: the policy of the first node defines it, and all members have it.
+        v_own := p_new and p_policy[1] like '%"flow_budget"%' and jsonb_typeof(p_policy[1]::jsonb -> 'flow_budget') = 'object';
+        if v_own or not p_new and exists (select from flowfabric.budget b where b.id = p_flow) then
+            select array_agg(concat_ws(',', p_budgets[n], p_flow::text) order by n) into p_budgets
+            from generate_series(1, cardinality(p_id)) as n;
+        end if;
         if num_nonnulls(p_budgets, p_quotas) > 0 then
             p_budgets := flowfabric.own_budgets(p_budgets, p_id);
             v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, null);
@@ -85,6 +92,11 @@ begin
     if code is null then
         v_now := flowfabric.now();
         begin
+            if v_own then
+                perform flowfabric.create_owned(
+                    array[p_partition], array[p_flow], null,
+                    array[jsonb_build_object('budget', p_policy[1]::jsonb -> 'flow_budget')::text], v_now);
+            end if;
             -- In slices: to find the n-th text of an array takes n steps.
             for v_low in 1 .. cardinality(p_id) by 500 loop
                 v_high := v_low + 499;

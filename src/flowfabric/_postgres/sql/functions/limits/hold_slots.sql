@@ -14,9 +14,9 @@ begin
     join flowfabric.quota_policy p on p.id = k.id and (p.max_requests > 0 or p.max_concurrent > 0)
     where e.partition = p_partition and e.id = p_id;
     if v_policies is not null then
-        perform flowfabric.lock_heads(v_policies, v_keys, true);
-        insert into flowfabric.quota_slot as s (id, partition, policy_id, key, number, admitted_at, until, origin)
-        select p_id, p_partition, u.policy_id, u.key, flowfabric.next_slot(u.policy_id, u.key), p_now, null, 'override'
+        perform flowfabric.lock_heads(v_policies, v_keys, 'wait');
+        insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
+        select p_id, p_partition, u.policy_id, u.key, p_now, null, 'override'
         from unnest(v_policies, v_keys) as u (policy_id, key)
         on conflict (id, partition, policy_id) do update set until = null where s.until is not null;
     end if;

@@ -1,20 +1,27 @@
 -- lock_heads: lock policies with their keys, given in order, creating the rows of new ones.
 --
--- Takes    p_wait: false: leave out what is locked.
+-- Takes    p_mode: wait; skip: leave out what is locked; share: wait, together with others that share.
 -- Returns  per policy and key: whether it is locked now.
-create or replace function flowfabric.lock_heads(p_policies uuid[], p_keys text[], p_wait boolean) returns boolean[]
+create or replace function flowfabric.lock_heads(p_policies uuid[], p_keys text[], p_mode text) returns boolean[]
 language plpgsql as $$
 declare
     v_locked text[];
 begin
     for v_try in 1 .. 2 loop
-        if p_wait then
+        if p_mode = 'wait' then
             select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
             from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
                   cross join lateral (select y.ctid as tid from flowfabric.quota_head y
                                       where y.policy_id = u.policy_id and y.key = u.key offset 0) f
                   join flowfabric.quota_head h on h.ctid = f.tid   -- in the order given
                   for no key update of h) x;
+        elsif p_mode = 'share' then
+            select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
+            from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
+                  cross join lateral (select y.ctid as tid from flowfabric.quota_head y
+                                      where y.policy_id = u.policy_id and y.key = u.key offset 0) f
+                  join flowfabric.quota_head h on h.ctid = f.tid
+                  for share of h) x;
         else
             select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
             from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
@@ -28,10 +35,10 @@ begin
         insert into flowfabric.quota_head (policy_id, key)
         select u.policy_id, u.key from unnest(p_policies, p_keys) as u (policy_id, key)
         where not exists (select from flowfabric.quota_head h where h.policy_id = u.policy_id and h.key = u.key)
-          and case when p_wait then pg_advisory_xact_lock(flowfabric.head_lock(u.policy_id, u.key)) is not null
+          and case when p_mode <> 'skip' then pg_advisory_xact_lock(flowfabric.head_lock(u.policy_id, u.key)) is not null
                    else pg_try_advisory_xact_lock(flowfabric.head_lock(u.policy_id, u.key)) end
         on conflict do nothing;
-        exit when not found and not p_wait;
+        exit when not found and p_mode = 'skip';
     end loop;
     return array(select coalesce(flowfabric.head_name(u.policy_id, u.key) = any (v_locked), false)
                  from unnest(p_policies, p_keys) with ordinality as u (policy_id, key, ord) order by u.ord);

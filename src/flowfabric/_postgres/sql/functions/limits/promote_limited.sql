@@ -88,11 +88,11 @@ begin
         end if;
         return flowfabric.promote_limited(p_limit, p_key, least(p_most, 1000), flowfabric.now());
     end if;
-    if not (flowfabric.lock_heads(array[p_limit], array[p_key], p_wait))[1] then
+    if not (flowfabric.lock_heads(array[p_limit], array[p_key], case when p_wait then 'wait' else 'skip' end))[1] then
         return null;
     end if;
     v_now := flowfabric.now();
-    select r.* into v_room from flowfabric.quota_rooms(array[p_limit], array[p_key], p_most, v_now) r;
+    select r.* into v_room from flowfabric.quota_rooms(array[p_limit], array[p_key], p_most, true, v_now) r;
     if found then
         v_left := least(case when v_room.rate > 0 then v_room.rate_left end,
                         case when v_room.cap > 0 then v_room.slots_left end);

@@ -5,8 +5,9 @@
 -- Slots are found from the floor of the head on: below it there are none, only what an old snapshot keeps of them. Now and
 -- then the floor follows. Their numbers differ, so that the first and the last bound how many there are: they are counted
 -- only if this bound leaves less room than the caller can use.
--- Takes    p_wanted: more room than this is not used; null: all of it.
-create or replace function flowfabric.quota_rooms(p_policies uuid[], p_keys text[], p_wanted bigint, p_now timestamptz)
+-- Takes    p_wanted: more room than this is not used; null: all of it. p_raises: the floors may follow: the locks exclude
+--          other admissions.
+create or replace function flowfabric.quota_rooms(p_policies uuid[], p_keys text[], p_wanted bigint, p_raises boolean, p_now timestamptz)
 returns setof flowfabric.quota_room
 language plpgsql as $$
 declare
@@ -47,22 +48,13 @@ begin
             where x.policy_id = v_room.policy_id and x.key = v_room.key and x.number >= v_room.low
               and (x.until is null or x.until > p_now or (x.origin = 'direct' and flowfabric.is_live(x, p_now)));
         end if;
-        if v_room.floor < v_room.low and random() < 0.05 then
+        if p_raises and v_room.floor < v_room.low and random() < 0.05 then
             update flowfabric.quota_head h set floor = v_room.low
             where h.policy_id = v_room.policy_id and h.key = v_room.key and h.floor < v_room.low;
         end if;
         return next v_room;
     end loop;
 end;
-$$;
-
--- next_slot: the number of a policy's next slot, under the lock of its head.
-create or replace function flowfabric.next_slot(p_policy uuid, p_key text) returns bigint
-language sql stable as $$
-    select greatest(coalesce((select x.number from flowfabric.quota_slot x
-                              where x.policy_id = p_policy and x.key = p_key order by x.number desc limit 1), 0),
-                    coalesce((select h.floor from flowfabric.quota_head h
-                              where h.policy_id = p_policy and h.key = p_key), 0)) + 1
 $$;
 
 -- window_of: the length of a policy's window.

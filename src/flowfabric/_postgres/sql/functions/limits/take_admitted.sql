@@ -40,17 +40,24 @@ declare
     v_no integer; v_name text;
     v_places integer[];
     v_waits boolean := current_setting('flowfabric.holds_limits', true) is distinct from 'on';
+    v_first boolean := v_waits;   -- this transaction holds no budget yet
+    v_held uuid[]; v_held_details text[];
     v_moved integer := 0;
+    v_shares boolean := false;
+    v_size integer;
+    v_far bigint := current_setting('max_connections')::bigint;
     v record;
 begin
     for v_round in 1 .. v_most loop
+        -- For the last one some more are read: concurrent claims may have locked the first.
+        v_size := case when p_limit - cardinality(v_taken.ids) = 1 then 16 else p_limit - cardinality(v_taken.ids) end;
         select array_agg(b.tid), array_agg(b.partition), array_agg(b.id), array_agg(b.limits), array_agg(b.lost),
                (array_agg(b.rank))[count(*)], (array_agg(b.created_at))[count(*)], (array_agg(b.id))[count(*)]
         into v_tids, v_partitions, v_ids, v_limits, v_lost, v_last_rank, v_last_at, v_last_id
         from (select c.*, c.available_at is not null as lost
               from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
-                                         p_limit - cardinality(v_taken.ids), p_reclaim, v_now) c
-              order by c.rank, c.created_at, c.id limit p_limit - cardinality(v_taken.ids)) b;
+                                         v_size, p_reclaim, v_now) c
+              order by c.rank, c.created_at, c.id limit v_size) b;
         exit when v_tids is null;
 
         -- Limits that were not looked at before.
@@ -83,7 +90,14 @@ begin
             v_shut := coalesce(v_shut, '{}'); v_shut_details := coalesce(v_shut_details, '{}');
         end if;
         if v_new_policies is not null then
-            v_got := flowfabric.lock_heads(v_new_policies, v_new_keys, v_waits);
+            -- One execution of policies that are far from their cap: claims do not wait for each other. Each transaction that
+            -- shares the lock takes one slot, and there are not more of them than connections.
+            v_shares := v_waits and p_limit = 1 and not exists (
+                select from unnest(v_new_policies) as u (id) join flowfabric.quota_policy p on p.id = u.id
+                where p.max_requests <> 0 or p.max_concurrent < v_far) and not exists (
+                select from flowfabric.quota_rooms(v_new_policies, v_new_keys, v_far, false, v_now) r where r.slots_left < v_far);
+            v_got := flowfabric.lock_heads(
+                v_new_policies, v_new_keys, case when v_shares then 'share' when v_waits then 'wait' else 'skip' end);
             select v_busy || coalesce(array_agg(flowfabric.head_name(u.policy, u.key)) filter (where not u.got), '{}'),
                    array_agg(u.policy) filter (where u.got), array_agg(u.key) filter (where u.got)
             into v_busy, v_new_policies, v_new_keys
@@ -91,7 +105,12 @@ begin
             v_names := v_names || v_busy;
             v_rooms := array_cat(v_rooms, array_fill(null::flowfabric.quota_room, array[cardinality(v_names) - cardinality(v_rooms)]));
             v_now := flowfabric.now();
-            for v_room in select * from flowfabric.quota_rooms(v_new_policies, v_new_keys, p_limit, v_now) loop
+            for v_room in select * from flowfabric.quota_rooms(
+                v_new_policies, v_new_keys, case when v_shares then v_far else p_limit end, not v_shares, v_now)
+            loop
+                if v_shares and v_room.slots_left < v_far then
+                    v_busy := v_busy || flowfabric.head_name(v_room.policy_id, v_room.key);   -- no longer: the next claim waits
+                end if;
                 v_names := v_names || flowfabric.head_name(v_room.policy_id, v_room.key);
                 v_rooms := v_rooms || v_room;
             end loop;
@@ -159,6 +178,7 @@ begin
                 v_denied := v_denied or not v_passes;
                 continue when v_skips or not v_passes;
                 v_take := v_take || v.tid;
+                continue when p_limit - cardinality(v_taken.ids) = 1;   -- one of them is taken
                 foreach v_no in array v_places loop
                     v_rooms[v_no].slots_left := v_rooms[v_no].slots_left - 1;
                     if ((v_rooms[v_no].policy_id || ' ' || v.id) = any (v_entered)) is not true then
@@ -169,15 +189,17 @@ begin
         end if;
 
         if cardinality(v_take) > 0 then
-            v_part := flowfabric.take_ready(v_take, null, null, null, null, p_limit, p_reclaim, p_until, v_now);
+            v_part := flowfabric.take_ready(
+                v_take, null, null, null, null, p_limit - cardinality(v_taken.ids), p_reclaim, p_until, v_now);
             if cardinality(v_names) > 0 and cardinality(v_part.ids) > 0 then
                 perform flowfabric.record_slots(v_part.partitions, v_part.ids, v_slotted, p_until, v_now);
             end if;
-            if cardinality(v_part.ids) < cardinality(v_take) and cardinality(v_names) > 0 then
+            if cardinality(v_part.ids) < least(cardinality(v_take), p_limit - cardinality(v_taken.ids))
+               and cardinality(v_names) > 0 then
                 -- Some were gone: their room is left.
                 for v_room in
                     select r.* from unnest(v_rooms) as h
-                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], p_limit, v_now) as r
+                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], case when v_shares then v_far else p_limit end, not v_shares, v_now) as r
                     where h.policy_id is not null
                 loop
                     v_rooms[array_position(v_names, flowfabric.head_name(v_room.policy_id, v_room.key))] := v_room;
@@ -190,17 +212,23 @@ begin
         end if;
         if v_denied then
             if cardinality(v_shut) > 0 then
-                -- Look again, under a lock that keeps them from being opened meanwhile.
-                v_new := flowfabric.hold_budgets(v_shut, v_waits or v_moved = 0);
+                -- Look again, under a lock that keeps them from being opened meanwhile. Rows of those that are locked by others
+                -- are denied and stay ready.
+                v_new := flowfabric.hold_budgets(v_shut, v_first);
+                v_first := false;
                 perform set_config('flowfabric.holds_limits', 'on', true);
                 select coalesce(array_agg(x.budget_id order by x.budget_id), '{}'),
                        coalesce(array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard)
                                           order by x.budget_id), '{}')
                 into v_shut, v_shut_details
-                from flowfabric.exhausted_budgets(v_new) x;
+                from flowfabric.exhausted_budgets(v_shut) x;
             end if;
+            select coalesce(array_agg(u.id order by u.id), '{}'), coalesce(array_agg(u.detail order by u.id), '{}')
+            into v_held, v_held_details
+            from unnest(v_shut, v_shut_details) as u (id, detail) where u.id = any (v_new);
             v_moved := v_moved + flowfabric.move_aside(
-                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_shut, v_shut_details, v_names, v_rooms, v_now);
+                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_held, v_held_details, v_names, v_rooms,
+                v_now);
         end if;
         exit when cardinality(v_taken.ids) >= p_limit;
         exit when v_moved > 0 and (cardinality(v_taken.ids) > 0 or clock_timestamp() > v_begun + interval '200 milliseconds');

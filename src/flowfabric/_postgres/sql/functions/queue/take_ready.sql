@@ -1,7 +1,7 @@
 -- take_ready: remove ready rows and lock their executions: the first of a route from its floor on, or given
 -- ones.
 --
--- Takes    p_tids: rows that were read without locks; null: the first p_limit rows of p_route.
+-- Takes    p_tids: rows that were read without locks, the first p_limit of which are taken; null: those of p_route.
 --          p_granted: hide the ready rows until then instead of removing them.
 -- An execution that reached its reclaim cap is ended here instead of claimed, and the search continues after it.
 create or replace function flowfabric.take_ready(
@@ -49,6 +49,7 @@ begin
                 join flowfabric.execution e on e.partition = r.partition and e.id = r.id
                 where (r.granted_until is null or r.granted_until <= p_now)
                   and e.pending is not null
+                limit p_limit
                 for no key update of e skip locked
             )
             select array_agg(l.tid), array_agg(l.place), array_agg(l.partition), array_agg(l.id), bool_or(l.again),

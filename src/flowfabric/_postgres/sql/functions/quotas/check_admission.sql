@@ -20,7 +20,7 @@ declare
 begin
     perform flowfabric.require_read_committed();
     perform flowfabric.check_quota(null, v_key, p_window_seconds, p_rate, p_cap, p_jitter_ms);
-    perform flowfabric.lock_heads(array[p_policy], array[v_key], true);
+    perform flowfabric.lock_heads(array[p_policy], array[v_key], 'wait');
     v_now := flowfabric.now();
     if exists (select from flowfabric.quota_slot s
                where s.id = p_id and s.partition = p_partition and s.policy_id = p_policy and flowfabric.is_live(s, v_now)) then
@@ -54,10 +54,10 @@ begin
     insert into flowfabric.quota_entry (policy_id, key, id, partition, admitted_at)
     values (p_policy, v_key, p_id, p_partition, v_now)
     on conflict (id, partition, policy_id, key) do update set admitted_at = excluded.admitted_at;
-    insert into flowfabric.quota_slot as s (id, partition, policy_id, key, number, admitted_at, until, origin)
-    values (p_id, p_partition, p_policy, v_key, flowfabric.next_slot(p_policy, v_key), v_now, v_now + v_span, 'direct')
+    insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
+    values (p_id, p_partition, p_policy, v_key, v_now, v_now + v_span, 'direct')
     on conflict (id, partition, policy_id) do update
-    set key = excluded.key, number = excluded.number, admitted_at = excluded.admitted_at, until = excluded.until, origin = excluded.origin;
+    set key = excluded.key, admitted_at = excluded.admitted_at, until = excluded.until, origin = excluded.origin;
     code := 'admitted';
     return next;
 end;

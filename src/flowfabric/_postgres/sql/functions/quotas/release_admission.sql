@@ -14,7 +14,7 @@ begin
     if not found then
         return false;
     end if;
-    perform flowfabric.lock_heads(array[p_policy], array[v_key], true);
+    perform flowfabric.lock_heads(array[p_policy], array[v_key], 'wait');
     delete from flowfabric.quota_slot s where s.id = p_id and s.partition = p_partition and s.policy_id = p_policy;
     if not found then
         return false;

@@ -24,7 +24,7 @@ begin
     end if;
     select array_agg(h.key order by h.key) into v_keys from flowfabric.quota_head h where h.policy_id = p_id;
     if v_keys is not null then
-        perform flowfabric.lock_heads(array_fill(p_id, array[cardinality(v_keys)]), v_keys, true);
+        perform flowfabric.lock_heads(array_fill(p_id, array[cardinality(v_keys)]), v_keys, 'wait');
     end if;
     v_now := flowfabric.now();
     v_new := v_old;

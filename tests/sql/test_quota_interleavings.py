@@ -1,0 +1,266 @@
+"""Two callers under one policy at the same time: no cap is passed, nothing is left behind, nothing deadlocks."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+import pytest_asyncio
+
+import flowfabric as ff
+from flowfabric.values.attempt import Claimed
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.ids import QuotaPolicyId
+from flowfabric.values.lease import Operator
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.quota import Admitted, ConcurrencyExceeded
+from tests.interleave import PATIENCE, Party, Stage, settled, waiting
+from tests.support import WORKER
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
+
+LONG = timedelta(days=1)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def parties(stage: Stage) -> list[Party]:
+    await stage.empty()
+    return await stage.company(3)
+
+
+async def quota(engine: ff.Engine, name: str = "q", **numbers: Any) -> QuotaPolicyId:
+    return (await engine.create_quota_policy(name=name, **numbers)).quota_policy_id
+
+
+async def many(engine: ff.Engine, number: int, *policies: UUID, **fields: Any) -> list[ff.ExecutionId]:
+    policy = ExecutionPolicy(quota_policy_ids=policies)  # type: ignore[arg-type]
+    items = [NewExecution(execution_kind="k", policy=policy, **fields) for _ in range(number)]
+    return [made.execution_id for made in await engine.create_many(items)]
+
+
+async def claim(engine: ff.Engine, limit: int = 100, **fields: Any) -> list[Claimed]:
+    return await engine.claim_many(**{**WORKER, "limit": limit, "lease_ttl": LONG, **fields})
+
+
+async def held(engine: ff.Engine, policy: QuotaPolicyId) -> tuple[int, int]:
+    found = await engine.get_quota_policy(policy)
+    assert found is not None
+    return found.active, found.waiting
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+async def test_the_second_claim_waits_for_the_first_and_sees_its_slots(
+    stage: Stage, parties: list[Party], ending: str
+) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=1)
+    made = await many(one, 2, policy)
+    await claim(one, 1)  # the head exists
+    await one.complete(Operator(made[0]))
+    (third,) = await many(one, 1, policy)
+    await one.begin()
+    first = await claim(one, 1)
+    assert [each.execution_id for each in first] == [made[1]]
+    task = await waiting(stage.watch, two, claim(two, 1), behind=one)
+    await one.end(ending)
+    second = await asyncio.wait_for(task, PATIENCE)
+    if ending == "commit":
+        assert second == []
+        assert await held(one, policy) == (1, 1)
+        assert (await one.read_execution(third)).public_state == ff.State.RATE_LIMITED  # type: ignore[union-attr]
+    else:
+        assert [each.execution_id for each in second] == [made[1]]
+    await stage.audit()
+
+
+async def test_the_first_claims_of_a_policy_create_its_head_once(stage: Stage, parties: list[Party]) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=2)
+    await many(one, 4, policy)
+    await one.begin()
+    assert len(await claim(one, 1)) == 1
+    task = await waiting(stage.watch, two, claim(two, 4), behind=one)
+    await one.commit()
+    assert len(await asyncio.wait_for(task, PATIENCE)) == 1
+    assert await held(one, policy) == (2, 2)
+    await stage.audit()
+
+
+async def test_an_end_does_not_wait_for_a_claim_and_the_duty_hands_its_slot_on(
+    stage: Stage, parties: list[Party]
+) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=1)
+    first, second = await many(one, 2, policy)
+    (running,) = await claim(one, 1)
+    assert running.execution_id == first
+    # The claim denies the second, and has not committed.
+    await one.begin()
+    assert await claim(one) == []
+    await asyncio.wait_for(two.complete(running.handle), PATIENCE)
+    await one.commit()
+    await stage.audit()
+    assert (await two.read_execution(second)).public_state == ff.State.RATE_LIMITED  # type: ignore[union-attr]
+    await stage.clock.advance(seconds=1)
+    assert (await two.unblock_limited()).promoted == 1
+    assert [each.execution_id for each in await claim(two)] == [second]
+    await stage.audit()
+
+
+async def test_a_claim_after_an_open_end_denies_and_the_end_promotes_nothing_twice(
+    stage: Stage, parties: list[Party]
+) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=1)
+    first, second = await many(one, 2, policy)
+    (running,) = await claim(one, 1)
+    await one.begin()
+    await one.complete(running.handle)  # nobody waits yet
+    assert await claim(two) == []  # the slot is free when the end commits
+    await one.commit()
+    await stage.clock.advance(seconds=1)
+    assert (await two.unblock_limited()).promoted == 1
+    assert [each.execution_id for each in await claim(two)] == [second]
+    assert (await two.read_execution(first)).public_state == ff.State.COMPLETED  # type: ignore[union-attr]
+    await stage.audit()
+
+
+async def test_an_end_that_finds_the_policy_locked_leaves_it_to_the_duty(stage: Stage, parties: list[Party]) -> None:
+    one, two, three = parties
+    policy = await quota(one, max_concurrent=2)
+    await many(one, 4, policy)
+    running = await claim(one, 4)
+    assert await held(one, policy) == (2, 2)
+    await two.begin()
+    assert isinstance(await two.check_admission(policy, two.mint_id(), concurrency_cap=2), ConcurrencyExceeded)
+    await asyncio.wait_for(one.complete(running[0].handle), PATIENCE)  # does not wait
+    assert await held(one, policy) == (1, 2)
+    await two.commit()
+    assert (await three.unblock_limited()).promoted == 1
+    assert len(await claim(three)) == 1
+    await stage.audit()
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+async def test_a_raise_waits_for_the_claim_that_denies(stage: Stage, parties: list[Party], ending: str) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=1)
+    await many(one, 3, policy)
+    await claim(one, 1)
+    await one.begin()
+    assert await claim(one) == []  # moves two aside
+    task = await waiting(stage.watch, two, two.update_quota_policy(policy, max_concurrent=3), behind=one)
+    await one.end(ending)
+    await asyncio.wait_for(task, PATIENCE)
+    assert len(await claim(one)) == 2
+    await stage.audit()
+
+
+async def test_a_claim_waits_for_the_raise_and_passes(stage: Stage, parties: list[Party]) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=1)
+    await many(one, 3, policy)
+    await claim(one, 1)
+    await one.begin()
+    await one.update_quota_policy(policy, max_concurrent=3)
+    task = await waiting(stage.watch, two, claim(two), behind=one)
+    await one.commit()
+    assert len(await asyncio.wait_for(task, PATIENCE)) == 2
+    await stage.audit()
+
+
+async def test_the_last_slot_and_a_cancel(stage: Stage, parties: list[Party]) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=1)
+    first, second = await many(one, 2, policy)
+    await claim(one)
+    await one.begin()
+    await one.cancel(Operator(first), "enough")  # promotes the second
+    assert await claim(two) == []
+    await one.commit()
+    assert [each.execution_id for each in await claim(two)] == [second]
+    await stage.audit()
+
+
+async def test_the_last_slot_and_a_reclaim(stage: Stage, parties: list[Party]) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=1)
+    first, _ = await many(one, 2, policy)
+    await claim(one)
+    await one.revoke_lease(first)
+    await one.begin()
+    (again,) = await claim(one)
+    assert (again.execution_id, again.attempt_type) == (first, "reclaim")
+    task = await waiting(stage.watch, two, two.check_admission(policy, two.mint_id(), concurrency_cap=1), behind=one)
+    await one.commit()
+    assert isinstance(await asyncio.wait_for(task, PATIENCE), ConcurrencyExceeded)
+    assert await held(two, policy) == (1, 1)
+    await stage.audit()
+
+
+async def test_two_admissions_take_the_last_slot_once(stage: Stage, parties: list[Party]) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=1)
+    await one.begin()
+    assert await one.check_admission(policy, one.mint_id(), concurrency_cap=1) == Admitted()
+    task = await waiting(stage.watch, two, two.check_admission(policy, two.mint_id(), concurrency_cap=1), behind=one)
+    await one.commit()
+    assert await asyncio.wait_for(task, PATIENCE) == ConcurrencyExceeded()
+    await stage.audit()
+
+
+async def test_a_promoted_execution_that_another_locked_is_not_forgotten(stage: Stage, parties: list[Party]) -> None:
+    one, two, three = parties
+    policy = await quota(one, max_concurrent=1)
+    first, second = await many(one, 2, policy)
+    await claim(one)
+    await one.begin()
+    await one.connection.execute("select from flowfabric.execution where id = $1 for no key update", second)
+    await two.cancel(Operator(first), "enough")
+    await one.commit()
+    await stage.clock.advance(seconds=2)
+    assert (await three.unblock_limited()).promoted == 1
+    assert [each.execution_id for each in await claim(three)] == [second]
+    await stage.audit()
+
+
+async def test_batches_over_many_policies_in_opposite_order_do_not_deadlock(stage: Stage, parties: list[Party]) -> None:
+    one, two, _ = parties
+    policies = [await quota(one, f"p{n}", max_concurrent=50) for n in range(8)]
+    for n in range(8):
+        await many(one, 4, policies[n], policies[(n + 3) % 8], lane_id="up")
+        await many(one, 4, policies[7 - n], policies[(12 - n) % 8], lane_id="down")
+    for _ in range(4):
+        running = await asyncio.gather(
+            claim(one, 10, lane_id="up"), claim(two, 10, lane_id="down"),
+        )  # fmt: skip
+        ends = await asyncio.gather(
+            settled(one.complete_many([each.handle for each in reversed(running[1])])),
+            settled(two.complete_many([each.handle for each in running[0]])),
+        )
+        assert not [end for done in ends for end in done if isinstance(end, Exception)]
+    assert [await held(one, policy) for policy in policies] == [(0, 0)] * 8
+    await stage.audit()
+
+
+async def test_claims_over_lanes_in_opposite_order_do_not_deadlock(stage: Stage, parties: list[Party]) -> None:
+    one, two, _ = parties
+    low, high = sorted([await quota(one, "a", max_concurrent=9), await quota(one, "b", max_concurrent=9)])
+    await many(one, 4, low, lane_id="low")
+    await many(one, 4, high, lane_id="high")
+    await claim(one, 1, lane_id="low")
+    await claim(one, 1, lane_id="high")
+    await one.begin()
+    assert len(await claim(one, 1, lane_id="low")) == 1
+    await two.begin()
+    assert len(await claim(two, 1, lane_id="high")) == 1
+    # Each holds a policy, and passes over what the other holds.
+    assert await asyncio.wait_for(claim(one, 1, lane_id="high"), PATIENCE) == []
+    assert await asyncio.wait_for(claim(two, 1, lane_id="low"), PATIENCE) == []
+    await one.commit()
+    await two.commit()
+    assert len(await one.claim_lanes({"low": 4, "high": 4}, **WORKER, limit=8)) == 4
+    await stage.audit()
