@@ -27,6 +27,10 @@ SAYS = {
         r"the budget of the run counts 501 of 5,000, held: {}\n",
         r"the fork: Done: a voucher .*\ntools that ran: voucher\nthe provider charged 169 \+ 248 = 417 tokens\n\Z",
     ],
+    "agent_pydantic_ai.py": [
+        r"\Aasks the model\nlooks up the order\nrefunds\nasks the model\n{\"look_up\":.*refunded\"}\n"
+        r"steps: model, look_up, refund, model\nstreamed: {\"look_up\":.*}\ntokens: \d+\n\Z"
+    ],
     "budget_of_five_children.py": [
         r"\Aused: 2700 of 3000\nsource 1 is studied, .*, source 5 is studied\ntokens: 4500 by 5 children\n\Z"
     ],
