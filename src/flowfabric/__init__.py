@@ -44,7 +44,7 @@ from flowfabric.values.signal import Accepted, DuplicateSignal, Signal
 from flowfabric.values.spending import Budget, usd
 from flowfabric.values.state import State
 from flowfabric.values.stream import NULL_SENTINEL as NULL
-from flowfabric.values.stream import Frame, KeepAlive, NewAttempt
+from flowfabric.values.stream import Frame, Gap, KeepAlive, NewAttempt
 from flowfabric.worker import Worker
 
 __version__ = "0.1.0.dev0"
@@ -81,6 +81,7 @@ __all__ = [
     "FlowFailed",
     "FlowRun",
     "Frame",
+    "Gap",
     "Interrupted",
     "InvalidInput",
     "KeepAlive",

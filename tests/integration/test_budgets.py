@@ -544,3 +544,40 @@ async def test_a_schedule_with_an_unknown_limit_is_refused_before_it_is_stored(a
         async with ff.Worker(app):
             pass
     assert await (await app.client()).schedules() == []
+
+
+async def test_handlers_that_run_at_the_same_time_share_round_trips_and_never_use_more_than_the_limit(
+    database: str,
+) -> None:
+    class Counting(ff_middleware.Middleware):
+        calls = 0
+
+        async def call(self, method: str, proceed: Any) -> Any:
+            self.calls += method == "use_budgets"
+            return await proceed()
+
+    counting = Counting()
+    app = ff.App(database, middleware=[counting])
+    app.budget("team", hard={"tokens": 1_000})
+    together = asyncio.Barrier(40)
+
+    @app.task(budgets=["team"], on_budget="raise")
+    async def agent(ctx: ff.Context) -> int:
+        await together.wait()
+        try:
+            async with ctx.spend(tokens=40) as spend:
+                await together.wait()
+                spend.settle(tokens=30)
+        except ff.BudgetExceeded as error:
+            assert error.used + error.held + 40 > 1_000
+            await together.wait()
+            return 0
+        return 30
+
+    async with app, asyncio.timeout(30), ff.Worker(app, concurrency=40):
+        runs = await agent.submit_many([()] * 40)
+        results = [await run.result() for run in runs]
+        found = await (await app.client()).budget("team")
+    assert sum(results) == found.usage["tokens"] == 750, "25 of 40 fit"
+    assert found.held.get("tokens", 0) == 0
+    assert counting.calls <= 10, "65 calls of 40 handlers"

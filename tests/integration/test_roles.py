@@ -714,7 +714,7 @@ async def test_no_answer_gives_away_the_fence_of_another_holder(
                     found = await session.fetch(f"select * from flowfabric.{name}({', '.join(values)})")
                     seen.append(f"{name}: {found}")
         for call, arguments in (
-            ("find(null, null, null, null, null, null, null, null, null, null, null, null, 10, 1000, null, false)", ()),
+            (f"find({'null, ' * 12}10, 1000, null, false, false)", ()),
             ("list_partition($1, null, 10)", (held.handle.partition,)),
             (
                 "read_events(array[63], array[null], array[null], array[null], array[null::uuid],"

@@ -704,6 +704,7 @@ CALLS = [
     Call("find", 50, lambda g: g.engine.find_executions(namespace="space")),
     Call("find", 50, lambda g: g.engine.find_executions(tag=("a.b", "c"))),
     Call("find", 50, lambda g: g.engine.find_executions(states=["cancelled"])),
+    Call("find", 50, lambda g: g.engine.find_executions(states=["cancelled"], order_by="ended")),
     Call("find", 50, lambda g: g.engine.find_executions(stopped=True)),
     Call("find", 50, lambda g: g.engine.find_executions(flow_id=g.wide.flow_id)),
     Call("find_ids", 50, lambda g: g.engine.find_id(str(g.done[3].execution_id)[-8:])),
@@ -756,6 +757,14 @@ CALLS = [
     Call("list_budgets", 10, lambda g: g.engine.list_budgets(prefix="other", limit=10)),
     Call("list_spend", 10, lambda g: g.engine.list_spend(g.spent, limit=10)),
     Call("read_usage", 1, lambda g: g.engine.read_usage(g.spending[0].execution_id)),
+    # limits by name, and what they hold
+    Call("find_limits", 2, lambda g: g.engine.find_limits(["spent"], ["full"])),
+    Call("list_held", 10, lambda g: g.engine.list_held(g.full, limit=10)),
+    Call("read_held", 1, lambda g: g.engine.read_held(g.waiting[0])),
+    Call("count_held", 4 * N, lambda g: g.engine.count_held()),
+    Call("find_unreported", 1000, lambda g: g.engine.find_unreported_budgets()),
+    Call("read_declared_limits", 1, lambda g: g.engine.read_declared_limits(["budget spent"])),
+    Call("note_declared_limits", 1, lambda g: g.engine.note_declared_limits({"budget spent": "1"})),
     # lanes
     Call("register_lanes", 1, lambda g: g.engine.prepare()),
     Call("list_lanes", 100, lambda g: g.engine.list_lanes()),

@@ -201,6 +201,7 @@ async def test_a_swept_worker_is_an_event(plain: ff.Engine, clock: Any) -> None:
         assert [one.event_type for one in await take(events, 2)] == ["registered", "ttl_swept"]
 
 
+@pytest.mark.both_servers
 async def test_every_cursor_in_every_form_continues_with_the_rest(plain: ff.Engine) -> None:
     await mixed(plain)
     everything = list((await plain.read_events()).items)
@@ -212,6 +213,7 @@ async def test_every_cursor_in_every_form_continues_with_the_rest(plain: ff.Engi
         assert [one.cursor for one in found] == [one.cursor for one in everything[at + 1 :]]
 
 
+@pytest.mark.both_servers
 async def test_a_filter_yields_its_part_of_the_log_whoever_reads(plain: ff.Engine) -> None:
     """Stored events are read by the database's filter, new ones by the loop's; both are the written rule."""
     early = await end_of_log(plain)
@@ -414,6 +416,7 @@ async def is_asleep(sql: asyncpg.Connection[Any], instance: Any) -> bool:
     return found
 
 
+@pytest.mark.both_servers
 async def test_an_idle_follower_sleeps_and_is_notified(
     plain: ff.Engine, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,7 +231,7 @@ READ_STREAMS = _rows(
     "read_streams",
     9,
     "ordinal, ms, n, mode, kind, frame_type, encoding, payload, correlation_id, seq, summary_version, ttl_ms, is_known,"
-    " attempts, ended, attempt_index, frame_count, maxlen_applied, closed_at, closed_reason",
+    " attempts, ended, attempt_index, frame_count, maxlen_applied, closed_at, closed_reason, number",
 )
 READ_LAST_FRAMES = _rows(
     "read_last_frames",
@@ -410,7 +410,7 @@ LIST_ATTEMPTS = _rows(
     " reclaim_reason, disposition, retry_at",
 )
 LIST_PARTITION = _rows("list_partition", 3, _INFO)
-FIND = _rows("find", 16, _INFO)
+FIND = _rows("find", 17, _INFO)
 FIND_IDS = _rows("find_ids", 6, "id, is_flow, kind, state, summary, created_at")
 
 # Lanes

@@ -53,16 +53,24 @@ ModeOption = Annotated[
     str | None,
     typer.Option("--mode", metavar="MODE", help="strict, or warn: limits stop nothing.", show_default=False),
 ]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh the list until interrupted.")]
 _BAR = 16
 _LEDGER = 50
 _HELD = 10
 
 
 @app.callback()
-def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
+def _default(
+    ctx: typer.Context,
+    watch: Watch = False,
+    interval: Interval = "1s",
+    wide: Wide = False,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
     """Show budgets; create, raise, set or reset them. Without a command: list."""
     if ctx.invoked_subcommand is None:
-        list_(wide=wide, json=json, dsn=dsn)
+        list_(watch=watch, interval=interval, wide=wide, json=json, dsn=dsn)
 
 
 @app.command("list")
@@ -72,7 +80,7 @@ def list_(
     ] = "",
     exhausted: Annotated[bool, typer.Option("--exhausted", help="Only those whose limit is reached.")] = False,
     runs: Annotated[bool, typer.Option("--runs", help="Also the budgets of single runs and flows.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the list until interrupted.")] = False,
+    watch: Watch = False,
     interval: Interval = "1s",
     wide: Wide = False,
     json: Json = False,

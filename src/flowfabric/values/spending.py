@@ -26,7 +26,7 @@ _MAX_NAME: Final = 256
 def usd(amount: str | int | float | Decimal) -> int:
     """Return an amount of money in millionths, rounded up: `ff.usd("0.10")` is 100,000.
 
-    Budgets count whole numbers. The name stands for any currency with which you count.
+    Budgets count whole numbers. Use it for any currency.
     """
     allowed = "an amount of zero or more, such as 20, 0.35 or '0.10'"
     if isinstance(amount, bool) or not isinstance(amount, str | int | float | Decimal):

@@ -33,7 +33,10 @@ begin
                  wait_children wait_children_as_operator use_budgets report_usage_admin record_spend create_budget update_budget
                  reset_budget release_budget reset_due_budgets collect_ended reconcile_budgets pause_for_budget'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
-                'find_ids find_unserved list_children may_submit read_outcomes read_steps read_budgets find_budgets read_usage'),
+                'find_ids find_limits find_unreported find_unserved read_held count_held list_children may_submit read_outcomes read_steps read_budgets find_budgets read_usage'),
+            ('ordered', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
+                              'enable_sort = off', 'jit = off'],
+                'list_held'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                              'enable_seqscan = off', 'enable_bitmapscan = off', 'jit = off'],
                 'audit_sample repair_floors'),

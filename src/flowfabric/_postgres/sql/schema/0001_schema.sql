@@ -276,10 +276,12 @@ create unique index tag_by_digest on flowfabric.tag (digest, created_at, id, par
 create table flowfabric.unsuccessful (
     state      text not null,          -- failed, cancelled, expired, skipped
     created_at timestamptz not null,
+    ended_at   timestamptz not null,
     id         uuid not null,
     partition  integer not null
 );
 create unique index unsuccessful_by_state on flowfabric.unsuccessful (state, created_at, id, partition);
+create index unsuccessful_by_end on flowfabric.unsuccessful (state, ended_at, id, partition);
 
 create table flowfabric.blocked (
     blocking_reason text not null,
