@@ -182,7 +182,11 @@ async def page(_: Request) -> Response:
 
 
 async def events(request: Request) -> Response:
-    items = agent.run(request.path_params["id"]).stream(after=request.headers.get("last-event-id"), keep_alive=15)
+    run = agent.run(request.path_params["id"])
+    try:
+        items = await run.stream(after=request.headers.get("last-event-id"), keep_alive=15).open()
+    except (ff.NotFound, ff.InvalidInput) as error:
+        return Response(str(error), status_code=404 if isinstance(error, ff.NotFound) else 400)
     return StreamingResponse(sse.events(items), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
 
 
