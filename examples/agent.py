@@ -109,7 +109,7 @@ async def agent(ctx: ff.Context, question: str, prompt: str = "Refund what arriv
             return reply.text
         messages.append(as_message(reply))
         for call in reply.calls:
-            content = await use_tool(ctx, call)
+            content = await use_tool(ctx, turn, call)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
     return "I give up."
 
@@ -142,17 +142,18 @@ class Decision(msgspec.Struct):
     ok: bool
 
 
-async def use_tool(ctx: ff.Context, call: Call) -> str:
+async def use_tool(ctx: ff.Context, turn: int, call: Call) -> str:
     if call.tool not in TOOLS:
         return f"there is no tool {call.tool}"  # the model reads it and tries something else
     if call.tool in DANGEROUS:
-        approval = await ctx.waitpoint(f"approve {call.id}", payload=Decision)
+        approval = await ctx.waitpoint(f"approve {turn} {call.id}", payload=Decision)
         await ctx.step("ask a person", send_mail, call, approval.callback)
         answer = await approval.wait(timeout="1 day", default=None, reason="approval")  # holds no worker
         if answer is None or not answer.payload.ok:
             return f"a person did not allow {call.tool}"
+    key = f"{ctx.execution_id}/{turn}/{call.id}"  # some models repeat ids in a later turn
     try:
-        return await ctx.step(call.tool, TOOLS[call.tool], **call.arguments, key=f"{ctx.execution_id}/{call.id}")
+        return await ctx.step(call.tool, TOOLS[call.tool], **call.arguments, key=key)
     except (TypeError, ValueError) as error:
         return f"{call.tool} failed: {error}"  # the model may have made up an argument
 
