@@ -396,3 +396,29 @@ async def test_codecs_that_bind_refuse_forks(database: str) -> None:
     with pytest.raises(Unavailable):
         await client.fork(client.engine.mint_id())
     await app.close()
+
+
+async def test_a_fork_has_the_named_limits_and_not_the_budget_of_the_run(app: ff.App) -> None:
+    app.budget("team", hard={"tokens": 100})
+
+    @app.task(budgets=["team"])
+    async def agent(ctx: ff.Context) -> str:
+        await ctx.usage(tokens=10)
+        return "done"
+
+    @app.task
+    async def own(ctx: ff.Context) -> str:
+        await ctx.usage(tokens=10)
+        return "done"
+
+    async with working(app):
+        shared = await agent.options(budget=ff.Budget(tokens=50)).submit()
+        alone = await own.options(budget=ff.Budget(tokens=50)).submit()
+        assert [await shared.result(), await alone.result()] == ["done", "done"]
+        first, second = await shared.fork(), await alone.fork()
+        assert [await first.result(), await second.result()] == ["done", "done"]
+    engine = (await app.client()).engine
+    [team] = set((await shared.get()).budget_ids) - {shared.execution_id}
+    assert tuple((await first.get()).budget_ids) == (team,)
+    assert tuple((await second.get()).budget_ids) == ()
+    assert (await engine.get_budget_status(team)).usage == {"tokens": 20}  # a fork reports its own usage
