@@ -404,6 +404,8 @@ async def test_a_fork_has_the_named_limits_and_not_the_budget_of_the_run(app: ff
     @app.task(budgets=["team"])
     async def agent(ctx: ff.Context) -> str:
         await ctx.usage(tokens=10)
+        await ctx.step("a", lambda: None)
+        await ctx.usage(tokens=3)
         return "done"
 
     @app.task
@@ -415,10 +417,10 @@ async def test_a_fork_has_the_named_limits_and_not_the_budget_of_the_run(app: ff
         shared = await agent.options(budget=ff.Budget(tokens=50)).submit()
         alone = await own.options(budget=ff.Budget(tokens=50)).submit()
         assert [await shared.result(), await alone.result()] == ["done", "done"]
-        first, second = await shared.fork(), await alone.fork()
+        first, second = await shared.fork(before="a"), await alone.fork()
         assert [await first.result(), await second.result()] == ["done", "done"]
     engine = (await app.client()).engine
     [team] = set((await shared.get()).budget_ids) - {shared.execution_id}
     assert tuple((await first.get()).budget_ids) == (team,)
     assert tuple((await second.get()).budget_ids) == ()
-    assert (await engine.get_budget_status(team)).usage == {"tokens": 20}  # a fork reports its own usage
+    assert (await engine.get_budget_status(team)).usage == {"tokens": 16}  # a fork reports what it uses after that step
