@@ -179,6 +179,28 @@ async def test_a_synchronous_handler_reports_and_holds(kit: Kit, kit_app: ff.App
 # ---- amounts that are held
 
 
+async def test_a_task_without_a_budget_holds_and_counts_nothing(kit: Kit, kit_app: ff.App) -> None:
+    @kit_app.task
+    async def agent(ctx: ff.Context) -> list[object]:
+        async with ctx.spend(tokens=400) as spend:
+            held = spend.held
+            spend.settle(tokens=120)
+        async with ctx.spend(tokens=400) as other:
+            pass  # given back
+        await ctx.sleep("1h")
+        assert spend.used is not None
+        return [held, spend.used.remaining, other.used, (await ctx.usage(tokens=1)).remaining]
+
+    @kit_app.task
+    def synchronous(ctx: ff.SyncContext) -> list[object]:
+        with ctx.spend(tokens=400) as spend:
+            spend.settle(tokens=120)
+        return [spend.held, spend.is_settled]
+
+    assert await kit.run_inline(agent) == [{}, {}, None, {}]
+    assert await kit.run_inline(synchronous) == [{}, False]
+
+
 async def test_amounts_are_held_while_the_block_runs_and_given_back_without_a_settlement(
     kit: Kit, kit_app: ff.App
 ) -> None:

@@ -406,7 +406,9 @@ begin
             if v_op = 'reserve' then
                 n_items := n_items || i;
                 o.code := 'reserved'; o.reservation_id := p_reservation[i]; o.reservation_state := 'held';
-                o.dimensions := v_dims; o.amounts := a_amount[a_first[i] : a_last[i]]::bigint[];
+                if r_last[i] >= r_first[i] then   -- without budgets it holds nothing
+                    o.dimensions := v_dims; o.amounts := a_amount[a_first[i] : a_last[i]]::bigint[];
+                end if;
             else
                 if p_name[i] is not null then
                     s_item := s_item || i;
