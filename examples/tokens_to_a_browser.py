@@ -18,8 +18,8 @@ from flowfabric.bridges import sse
 app = ff.App()
 PAGE = """<pre id="out"></pre><script>
 const source = new EventSource('/events/%s');
+source.addEventListener('begin', () => out.textContent = '');  // with several steps: only the text of this one
 source.addEventListener('delta', event => out.textContent += event.data);
-source.addEventListener('new_attempt', () => out.textContent = '');
 source.addEventListener('end', () => source.close());
 </script>"""
 
@@ -33,11 +33,15 @@ async def model(question: str) -> AsyncIterator[str]:
 
 @app.task
 async def answer(ctx: ff.Context, question: str) -> str:
-    text = ""
-    async for token in model(question):
-        await ctx.emit(token, type="delta")
-        text += token
-    return text
+    async def ask_model() -> str:
+        await ctx.emit({"step": "ask model"}, type="begin")  # if this step runs again, another answer begins
+        text = ""
+        async for token in model(question):
+            await ctx.emit(token, type="delta")
+            text += token
+        return text
+
+    return await ctx.step("ask model", ask_model)
 
 
 async def page(_: Request) -> Response:
@@ -47,7 +51,10 @@ async def page(_: Request) -> Response:
 
 async def events(request: Request) -> Response:
     run = answer.run(request.path_params["id"])
-    items = run.stream(after=request.headers.get("last-event-id"), keep_alive=15)
+    try:
+        items = await run.stream(after=request.headers.get("last-event-id"), keep_alive=15).open()
+    except (ff.NotFound, ff.InvalidInput) as error:
+        return Response(str(error), status_code=404 if isinstance(error, ff.NotFound) else 400)
     return StreamingResponse(sse.events(items), media_type=sse.MEDIA_TYPE, headers=sse.HEADERS)
 
 
@@ -78,12 +85,12 @@ async def browse(execution_id: str, last_event_id: str, most: int) -> list[str]:
 async def main() -> None:
     async with ff.Worker(app):
         run = await answer.submit("Why?")
-        first = await browse(run.id, "", most=5)
+        first = await browse(run.id, "", most=6)
         last_id = first[-1].partition("id: ")[2].partition("\n")[0]
         rest = await browse(run.id, last_id, most=1000)
         tokens = [part.partition("data: ")[2].partition("\n")[0] for part in first + rest if "event: delta" in part]
         assert "".join(tokens) == await run.result()
-        print(f"{len(first)} tokens, a lost connection, {len(rest) - 1} more")
+        print(f"{len(first) - 1} tokens, a lost connection, {len(rest) - 1} more")
         print("".join(tokens).strip())
 
 

@@ -32,6 +32,7 @@ from flowfabric.bridges import django as bridge_django
 from flowfabric.bridges import psycopg as bridge_psycopg
 from flowfabric.bridges import sqlalchemy as bridge_sqlalchemy
 from flowfabric.client import Submission, SyncFlowRun, SyncRun
+from flowfabric.client.following import StreamReader, SyncStreamReader
 from flowfabric.contracts import signature
 from flowfabric.engine import (
     audit,
@@ -168,7 +169,8 @@ def tasks_page() -> str:
     for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
         lines += _function(condition)
     lines += ["## Limits", "", "How to use them: [budgets and limits](../guides/budgets-and-limits.md).", ""]
-    lines += _documented(ff.Budget, level=3)
+    for cls in (ff.Budget, ff.Bind):
+        lines += _documented(cls, level=3)
     for cls in (Spend, sync_context.SyncSpend):
         lines += _documented(cls, level=3, inherited=True, made_here=False)
     lines += _documented(spending.Used, level=3, made_here=False)
@@ -235,14 +237,13 @@ def clients_page() -> str:
         lines += _documented(cls, level=3)
     lines += ["## Callbacks", "", *_documented(callbacks.Received, level=3)]
     lines += [*_function(ff.callback_text), *_function(ff.parse_callback)]
-    lines += ["## Server-sent events", "", _paragraphs(sse.__doc__), ""]
-    for function in (sse.events, sse.event):
-        lines += _function(function, "flowfabric.bridges.sse")
+    for cls in (StreamReader, SyncStreamReader):
+        lines += _documented(cls, made_here=False)
     return _page(lines)
 
 
 def bridges_page() -> str:
-    """`flowfabric.bridges`: submitting through other drivers."""
+    """`flowfabric.bridges`: submitting through other drivers, server-sent events."""
     lines = [
         "# Bridges",
         "",
@@ -250,9 +251,13 @@ def bridges_page() -> str:
         "",
         _paragraphs(bridges.__doc__),
         "",
-        "How to use them: [submit in your transaction](../guides/submit-in-your-transaction.md).",
+        "How to use them: [submit in your transaction](../guides/submit-in-your-transaction.md), [show output in a"
+        " browser](../guides/streaming.md#show-it-in-a-browser).",
         "",
     ]
+    lines += ["## Server-sent events", "", _paragraphs(sse.__doc__), ""]
+    for function in (sse.events, sse.event, sse.end, sse.error_event):
+        lines += _function(function, "flowfabric.bridges.sse")
     for module in (bridge_asyncpg, bridge_psycopg, bridge_sqlalchemy, bridge_django):
         library = module.__name__.rpartition(".")[2]
         lines += [f"## {library}", "", f"`{module.__name__}`", "", _paragraphs(module.__doc__), ""]

@@ -37,13 +37,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
 from flowfabric.client.client import AsyncClient, Filters
 from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.flow_run import FlowRun, Named
+from flowfabric.client.following import SyncStreamReader
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable, TypedTask
@@ -74,7 +75,7 @@ from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.spending import Mode, RunUsage
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
-from flowfabric.values.stream import StreamItem, Summary
+from flowfabric.values.stream import Summary
 from flowfabric.values.wait import PendingWaitpoint, Wait
 from flowfabric.values.worker import WorkerRecord
 
@@ -229,7 +230,8 @@ def methods(source: Path, name: str) -> list[AnyFunction]:
 def _is_call(node: ast.stmt) -> TypeGuard[AnyFunction]:
     """Whether it is a coroutine function, or returns an async iterator."""
     if isinstance(node, ast.FunctionDef):
-        return node.returns is not None and ast.unparse(node.returns).startswith("AsyncIterator[")
+        returns = "" if node.returns is None else ast.unparse(node.returns)
+        return returns == "StreamReader" or returns.startswith("AsyncIterator[")
     return isinstance(node, ast.AsyncFunctionDef)
 
 
@@ -251,6 +253,9 @@ def written(node: AnyFunction, target: str) -> str:
     if returns.startswith("AsyncIterator["):
         body = f"return self._portal.iterate({target}.{node.name}({call_of(node)}))"
         shown = returns.removeprefix("Async")
+    elif returns == "StreamReader":
+        body = f"return SyncStreamReader(self._portal, {target}.{node.name}({call_of(node)}))"
+        shown = "SyncStreamReader"
     elif returns.startswith("list[Run["):
         body = f"return [SyncRun(self._portal, run) for run in {call}]"
     elif returns.startswith("Run[") and returns.endswith("| None"):

@@ -33,6 +33,7 @@ from flowfabric.errors import (
     TaskFailed,
     TimedOut,
 )
+from flowfabric.values.binding import Bind
 from flowfabric.values.callback import callback_text, parse_callback
 from flowfabric.values.conditions import count_signals, from_sources, on
 from flowfabric.values.flow import CancellationScheduled, FlowCancelled, PartiallyCancelled
@@ -44,7 +45,7 @@ from flowfabric.values.signal import Accepted, DuplicateSignal, Signal
 from flowfabric.values.spending import Budget, usd
 from flowfabric.values.state import State
 from flowfabric.values.stream import NULL_SENTINEL as NULL
-from flowfabric.values.stream import Frame, KeepAlive, NewAttempt
+from flowfabric.values.stream import Frame, Gap, KeepAlive, NewAttempt
 from flowfabric.worker import Worker
 
 __version__ = "0.1.0.dev0"
@@ -54,6 +55,7 @@ __all__ = [
     "Accepted",
     "App",
     "AsyncClient",
+    "Bind",
     "BindingCodec",
     "Budget",
     "BudgetExceeded",
@@ -81,6 +83,7 @@ __all__ = [
     "FlowFailed",
     "FlowRun",
     "Frame",
+    "Gap",
     "Interrupted",
     "InvalidInput",
     "KeepAlive",

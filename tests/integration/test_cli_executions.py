@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
+from flowfabric.cli import _output
 from flowfabric.cli.show._page import _joined
 from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.graph import NewNode
@@ -780,6 +781,48 @@ async def test_failures_are_listed_with_their_first_line(engine: ff.Engine, cloc
     answer = (await call("failures", "--state", "cancelled", "--json", dsn=database)).json
     assert [(item["execution_id"], item["failure"]) for item in answer["items"]] == [(str(cancelled), "because")]
     assert answer["is_complete"] is True
+
+
+async def test_failures_list_the_last_to_end_first(engine: ff.Engine, clock: Clock, database: str) -> None:
+    made = [await submit(engine) for _ in range(3)]
+    for place in (1, 2, 0):
+        await clock.advance(seconds=1)
+        await engine.cancel(Operator(made[place]), "no")
+    lines = (await call("failures", "--state", "cancelled", dsn=database)).out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == [str(made[place]) for place in (0, 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "shown"),
+    [
+        ("some.module.PaymentError: no money", "PaymentError: no money"),
+        ("PaymentError", "PaymentError"),
+        ("shop.errors.PaymentError", "PaymentError"),
+        ("see a.b for more: x", "see a.b for more: x"),
+    ],
+)
+def test_a_failure_is_shown_without_the_module_of_its_exception(failure: str, shown: str) -> None:
+    assert _output.without_module(failure) == shown
+
+
+async def test_what_was_cancelled_before_is_not_counted_again(engine: ff.Engine, database: str) -> None:
+    target = await submit(engine)
+    said = await call("cancel", target, dsn=database)
+    assert (said.out, said.err) == ("1 cancelled\n", "")
+    said = await call("cancel", target, dsn=database)
+    assert (said.out, said.err) == ("0 cancelled\n", "1 was cancelled before\n")
+    assert (await call("cancel", target, "--json", dsn=database)).json == {
+        "cancelled": 0, "unchanged": 1, "children": 0, "refused": [],
+    }  # fmt: skip
+
+
+async def test_show_of_a_retry_has_no_piece_of_a_traceback(engine: ff.Engine, database: str) -> None:
+    held = await started(engine, policy=RETRY)
+    await engine.fail(held.handle, f"Traceback (most recent call last):\n  File x\n{TRACEBACK}", category="error")
+    said = (await call("show", held.execution_id, "--timeline", dsn=database)).out
+    (because,) = [line for line in said.splitlines() if line.startswith("because ")]
+    assert "retry at" in because and "Traceback" not in because
+    assert "by backend" not in said
 
 
 async def test_failures_are_counted_by_message(engine: ff.Engine, database: str) -> None:

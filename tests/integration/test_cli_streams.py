@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
+from flowfabric.cli import tail
 from flowfabric.values.attempt import Claimed
+from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
 from flowfabric.values.stream import BestEffortLive, DurableSummary, NewFrame
 from tests.integration.test_cli import call
 from tests.kept import (  # noqa: F401 - fixtures
@@ -22,7 +24,7 @@ from tests.kept import (  # noqa: F401 - fixtures
     kept_state,
     the_keeper,
 )
-from tests.support import OTHER, claim_one, started
+from tests.support import OTHER, claim_one, started, submit
 
 LIVE = BestEffortLive(ttl=timedelta(minutes=5))
 
@@ -52,14 +54,18 @@ async def test_tail_shows_the_output_and_ends_with_the_execution(engine: ff.Engi
     assert said.out.splitlines() == [
         "one two\\x1b[31m",
         'usage: {"tokens": 2}',
-        "attempt 2",
+        "attempt 2 (reclaimed)",
         "three",
         "blob: \\xff",
         "now",
-        'event: {"a": [1]}',
+        'summary: {"a": [1]}',
     ]
     said = await call("tail", held.execution_id, "--attempt", 2, "--no-live", dsn=database)
-    assert said.out.splitlines() == ["three", "blob: \\xff", 'event: {"a": [1]}']
+    assert said.out.splitlines() == ["three", "blob: \\xff", 'summary: {"a": [1]}']
+    said = await call("tail", held.execution_id, "--raw", "--attempt", 1, dsn=database)
+    assert said.out == 'one two\x1b[31m{"tokens": 2}'
+    said = await call("tail", held.execution_id, "--type", "usage", "--type", "summary", dsn=database)
+    assert said.out.splitlines() == ['usage: {"tokens": 2}', "attempt 2 (reclaimed)", 'summary: {"a": [1]}']
 
 
 async def test_tail_as_json_continues_after_a_cursor(engine: ff.Engine, database: str) -> None:
@@ -77,6 +83,8 @@ async def test_tail_as_json_continues_after_a_cursor(engine: ff.Engine, database
         ("frame", "now"),
         ("frame", '{"a": [1]}'),
     ]
+    assert (lines[3]["attempt"], lines[3]["reason"]) == (2, "reclaimed")
+    assert lines[7]["type"] == "summary"
     for place in (0, 3, 6):
         rest = await call("tail", held.execution_id, "--json", "--after", lines[place]["cursor"], dsn=database)
         assert [json.loads(line) for line in rest.out.splitlines()] == lines[place + 1 :]
@@ -89,6 +97,87 @@ async def test_tail_follows_while_the_execution_runs(engine: ff.Engine, database
         await engine.append_frame(held.handle, NewFrame(payload=b"%d\n" % n, kind="stdout"))
     await engine.complete(held.handle, b"1")
     assert (await asyncio.wait_for(following, 30)).out == "0\n1\n2\n"
+
+
+@pytest.mark.parametrize("end", ["failed", "cancelled"])
+async def test_tail_says_that_an_execution_did_not_succeed(engine: ff.Engine, database: str, end: str) -> None:
+    held = await started(engine)
+    await engine.append_frame(held.handle, NewFrame(payload=b"one", kind="stdout"))
+    if end == "failed":
+        await engine.fail(held.handle, "boom", failure_class="permanent")
+    else:
+        await engine.cancel(held.handle, "no longer needed")
+    said = await call("tail", held.execution_id, dsn=database, code=1)
+    assert said.out == "one\n"
+    assert end in said.err and ("boom" in said.err or "no longer needed" in said.err)
+
+
+async def test_tail_says_what_a_silent_execution_waits_for(
+    engine: ff.Engine, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, explain = 0, tail._Silences.explain
+
+    async def counted(silences: tail._Silences) -> str | None:
+        nonlocal asked
+        asked += 1
+        return await explain(silences)
+
+    monkeypatch.setattr(tail, "_SILENCE", 0.05)
+    monkeypatch.setattr(tail._Silences, "explain", counted)
+    made = await submit(engine)
+    following = asyncio.create_task(call("tail", made, dsn=database))
+    async with asyncio.timeout(30):
+        while asked < 2:
+            await asyncio.sleep(0.005)
+    held = await claim_one(engine)
+    await engine.complete(held.handle, b"1")
+    said = await asyncio.wait_for(following, 30)
+    assert said.err.count("is waiting") == 1 and str(made) in said.err
+
+
+async def test_tail_says_what_is_no_longer_kept(engine: ff.Engine, database: str) -> None:
+    policy = ExecutionPolicy(stream_policy=StreamPolicy(retention_maxlen=2))
+    held = await started(engine, policy=policy)
+    for n in range(5):
+        await engine.append_frame(held.handle, NewFrame(payload=b"%d\n" % n, kind="stdout"))
+    await engine.complete(held.handle, b"1")
+    said = await call("tail", held.execution_id, dsn=database)
+    assert said.out.splitlines() == ["3 emissions are no longer kept", "3", "4"]
+    first, *_ = (await call("tail", held.execution_id, "--json", dsn=database)).out.splitlines()
+    assert json.loads(first)["missing"] == 3
+
+
+async def test_tail_hints_at_the_app_that_reads_sealed_output(engine: ff.Engine, database: str) -> None:
+    held = await started(engine)
+    await engine.append_frame(held.handle, NewFrame(payload=b"x", kind="stdout", encoding="json+secret"))
+    await engine.complete(held.handle, b"1")
+    said = await call("tail", held.execution_id, dsn=database)
+    assert said.out == "stdout: [sealed]\n"
+    assert said.err.count("--app") == 1
+
+
+async def test_a_flow_is_followed(engine: ff.Engine, database: str) -> None:
+    app = ff.App(database, name="flows")
+
+    @app.task
+    async def node(ctx: ff.Context, name: str) -> None:
+        await ctx.print(name)
+        await ctx.print("a", "b", sep="\n")
+        await ctx.emit({"n": 1}, type="usage")
+
+    flow = app.flow("two")
+    first = flow.add(node, "one", name="first")
+    flow.add(node, "two", name="second", after=[first])
+    async with ff.Worker(app, poll=0.05):
+        run = await flow.submit()
+        await run.wait(30)
+    said = await call("flow", "tail", run.flow_id, dsn=database)
+    await app.close()
+    lines = said.out.splitlines()
+    assert sorted(lines) == sorted(
+        f"{name}: {line}" for name, word in (("first", "one"), ("second", "two"))
+        for line in (word, "a", "b", 'usage: {"n":1}')
+    )  # fmt: skip
 
 
 async def test_summary_prints_the_document(engine: ff.Engine, database: str) -> None:
@@ -104,6 +193,12 @@ async def test_summary_prints_the_document(engine: ff.Engine, database: str) -> 
 
 async def test_show_says_how_much_output_there_is(engine: ff.Engine, database: str) -> None:
     held = await talked(engine)
+    said = (await call("show", held.execution_id, "--payload", dsn=database)).out
+    assert "Output, the last 2 of 4 frames (flowfabric tail)" in said
+    assert "1 change (flowfabric summary)" in said
+    one = await started(engine)
+    await engine.append_frame(one.handle, NewFrame(payload=b"only"))
+    assert "Output (flowfabric tail)" in (await call("show", one.execution_id, "--payload", dsn=database)).out
     assert "output" in (await call("show", held.execution_id, dsn=database)).out
     assert (await call("show", held.execution_id, "--json", dsn=database)).json["frame_count"] == 4
 

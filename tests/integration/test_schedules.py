@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -11,6 +12,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.values.lease import Operator
 from flowfabric.worker.schedules import ScheduleDuty, declare
+from tests.integration.test_cli import call
 from tests.support import CheckedEngine, Clock
 
 
@@ -135,3 +137,10 @@ async def test_a_queued_time_is_submitted_when_the_last_execution_has_ended(
 def test_an_unknown_overlap_is_refused() -> None:
     with pytest.raises(ff.InvalidInput, match=r"overlap: got 'stop'; allowed: skip, queue, cancel"):
         scheduled("report", overlap="stop")  # type: ignore[arg-type]  # the refusal under test
+
+
+async def test_the_list_shows_an_overlap_where_a_schedule_has_one(engine: CheckedEngine, database: str) -> None:
+    await declare(engine, scheduled("plain"))
+    assert "OVERLAP" not in (await call("schedules", dsn=database)).out
+    await declare(engine, scheduled("queued", overlap="queue"))
+    assert re.search(r"queued .* skip +queue +active", (await call("schedules", dsn=database)).out)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -19,8 +19,9 @@ from flowfabric.bridges import sse
 from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.engine import tails
 from flowfabric.errors import ResourceExhausted, Unavailable, ValidationFailed
+from flowfabric.values.attempt import Claimed
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
-from flowfabric.values.stream import BestEffortLive, Frame, KeepAlive, NewAttempt, NewFrame
+from flowfabric.values.stream import BestEffortLive, Frame, Gap, KeepAlive, NewAttempt, NewFrame
 from flowfabric.worker.durable.emitting import MAX_FRAMES
 from tests.kept import (  # noqa: F401 - fixtures
     kept_clock,
@@ -180,6 +181,35 @@ async def test_a_handler_that_waits_does_not_repeat_itself(app: ff.App) -> None:
     assert len(runs) == 2
 
 
+async def test_a_worker_that_stops_leaves_the_attempt_and_its_step_begins_again(app: ff.App) -> None:
+    runs = 0
+
+    @app.task
+    async def answer(ctx: ff.Context) -> str:
+        async def ask_model() -> str:
+            nonlocal runs
+            runs += 1
+            await ctx.emit({"step": "model"}, type="begin")
+            await ctx.emit(f"token of run {runs}", type="delta", durability_mode="durable")
+            if runs == 1:
+                reached.set()
+                await asyncio.Event().wait()
+            return f"run {runs}"
+
+        await ctx.emit(f"outside of steps {runs}")
+        return await ctx.step("model", ask_model)
+
+    reached = asyncio.Event()
+    async with working(app, grace=0.01):
+        run = await answer.submit()
+        await asyncio.wait_for(reached.wait(), PATIENCE)
+    async with working(app):
+        begin = '{"step":"model"}'
+        found = await read(run)
+        assert found == ["outside of steps 0", begin, "token of run 1", begin, "token of run 2"]
+        assert await run.result() == "run 2"
+
+
 async def test_a_synchronous_handler_emits_too(app: ff.App) -> None:
     @app.task
     def plain(ctx: ff.SyncContext) -> None:
@@ -274,7 +304,9 @@ async def test_a_refused_document_fails_the_attempt(app: ff.App) -> None:
 
     async with working(app):
         run = await large.submit()
-        with pytest.raises(ff.TaskFailed, match="retention_limit_exceeded"):
+        with pytest.raises(
+            ff.TaskFailed, match=r"retention_limit_exceeded: .* document would have .* allowed: 1048576"
+        ):
             await run.result()
 
 
@@ -293,6 +325,11 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
             ("x", {"kind": []}),
             ("x", {"live": "yes"}),
             ("x", {"durability_mode": "sometimes"}),
+            ("x", {"live": True, "durability_mode": "durable"}),
+            ("x", {"ttl": 5}),
+            ({"x": [float("nan")]}, {}),
+            ("x", {"type": "end"}),
+            ("x", {"type": "new_attempt"}),
         ):
             with pytest.raises(ff.InvalidInput) as caught:
                 await ctx.emit(data, **options)  # type: ignore[arg-type]
@@ -318,6 +355,11 @@ async def test_bad_emissions_are_refused_where_they_are_made(app: ff.App) -> Non
         "kind",
         "live",
         "durability_mode",
+        "durability_mode",
+        "ttl",
+        "data",
+        "type",
+        "type",
         "retention_limit_exceeded",
     ]
 
@@ -387,47 +429,105 @@ async def test_what_a_task_logs_becomes_frames(app: ff.App) -> None:
     assert [(f.text, f.type) for f in frames] == [("WARNING careful\n", "log"), ("ERROR from a thread\n", "log")]
 
 
-async def test_log_lines_keep_their_order_and_are_stored_before_the_result(app: ff.App) -> None:
-    log = logging.getLogger("some.module")
-    handler = ff.EmitHandler()
+@contextlib.contextmanager
+def emitting_logs() -> Iterator[logging.Logger]:
+    """A logger whose lines become frames."""
+    log, handler = logging.getLogger("some.module"), ff.EmitHandler()
     log.addHandler(handler)
-
-    @app.task
-    async def talkative(ctx: ff.Context) -> None:
-        log.warning("first")
-        await ctx.emit("second")
-        log.warning("third")
-
-    @app.task
-    def in_a_thread(ctx: ff.SyncContext) -> None:
-        log.warning("first")
-        ctx.emit("second")
-        log.warning("third")
-
+    log.propagate = False  # a report of the test could not hold every line
     try:
-        async with working(app):
-            for run in [await task.submit() for task in (talkative, in_a_thread) for _ in range(10)]:
-                assert await read(run) == ["first\n", "second", "third\n"]
+        yield log
     finally:
+        log.propagate = True
         log.removeHandler(handler)
 
 
-async def test_no_log_line_is_too_long_or_no_text(app: ff.App) -> None:
-    log = logging.getLogger("some.other_module")
-    log.propagate = False  # the report of a test cannot hold such a line
-    handler = ff.EmitHandler()
-    log.addHandler(handler)
+async def test_log_lines_of_steps_and_last_lines_become_frames(app: ff.App) -> None:
+    @app.task
+    async def of_async(ctx: ff.Context) -> None:
+        async def quick() -> None:
+            log.warning("async step")
 
+        await ctx.step("quick", quick)
+        await ctx.step("thread", log.warning, "sync step")
+        await asyncio.to_thread(log.warning, "thread")
+        log.warning("last")
+
+    @app.task
+    def of_sync(ctx: ff.SyncContext) -> None:
+        ctx.step("thread", log.warning, "step")
+        log.warning("last")
+
+    @app.task
+    def without_context() -> None:
+        log.warning("last")
+
+    @app.task
+    async def failing() -> None:
+        log.warning("the reason")
+        raise ValueError("boom")
+
+    @app.task
+    async def waiting(ctx: ff.Context) -> None:
+        await ctx.sleep(0.1)
+        await ctx.step("thread", log.warning, "step")
+        log.warning("last")
+
+    with emitting_logs() as log:
+        async with working(app):
+            found = {task.name: await read(await task.submit()) for task in
+                     (of_async, of_sync, without_context, failing, waiting)}  # fmt: skip
+    assert list(found.values()) == [
+        ["async step\n", "sync step\n", "thread\n", "last\n"],
+        ["step\n", "last\n"],
+        ["last\n"],
+        ["the reason\n"],
+        ["step\n", "last\n"],
+    ]
+
+
+async def test_log_lines_keep_their_place_among_emissions(app: ff.App) -> None:
+    @app.task
+    async def both(ctx: ff.Context) -> None:
+        for n in range(4):
+            log.warning("log %d", n)
+            await ctx.emit(f"emit {n}\n")
+
+    @app.task
+    def both_sync(ctx: ff.SyncContext) -> None:
+        for n in range(4):
+            log.warning("log %d", n)
+            ctx.emit(f"emit {n}\n")
+
+    with emitting_logs() as log:
+        async with working(app):
+            for task in (both, both_sync):
+                assert await read(await task.submit()) == [
+                    f"{word} {n}\n" for n in range(4) for word in ("log", "emit")
+                ]
+
+
+async def test_log_lines_beyond_the_buffer_are_counted(app: ff.App) -> None:
+    @app.task
+    async def loud() -> None:
+        for n in range(MAX_FRAMES + 50):
+            log.warning("%d", n)
+
+    with emitting_logs() as log:
+        async with working(app):
+            frames = await read(await loud.submit())
+    assert frames == [*(f"{n}\n" for n in range(MAX_FRAMES)), "[50 lines were dropped]\n"]
+
+
+async def test_no_log_line_is_too_long_or_no_text(app: ff.App) -> None:
     @app.task
     async def talkative(ctx: ff.Context) -> None:
         log.warning("x" * 100_000)
         log.warning("lone \ud800")
 
-    try:
+    with emitting_logs() as log:
         async with working(app):
             frames = await read(await talkative.submit())
-    finally:
-        log.removeHandler(handler)
     assert frames == ["x" * 65_535 + "\n", "lone \\ud800\n"]
 
 
@@ -449,7 +549,89 @@ async def test_a_task_that_a_handler_left_behind_does_not_keep_it_from_ending(ap
         assert (await read(run))[0] == "first"
 
 
+async def test_emitting_after_the_end_is_refused(app: ff.App) -> None:
+    kept: list[ff.Context] = []
+
+    @app.task
+    async def leaky(ctx: ff.Context) -> None:
+        kept.append(ctx)
+
+    async with working(app) as worker:
+        run = await leaky.submit()
+        await run.result()
+        await until(lambda: not worker.held)
+        for call in (kept[0].emit("late"), kept[0].summarize({"late": True})):
+            with pytest.raises(ff.LeaseLost, match="ended"):
+                await call
+        assert await read(run) == []
+
+
 # ---- followers
+
+
+async def emitted(engine: ff.Engine, count: int, cap: int) -> Claimed:
+    """An execution that emitted so many texts, of which so many are kept."""
+    held = await started(engine, policy=ExecutionPolicy(stream_policy=StreamPolicy(retention_maxlen=cap)))
+    for n in range(count):
+        await engine.append_frame(held.handle, NewFrame(payload=b"%d" % n))
+    return held
+
+
+async def test_a_reader_learns_what_is_no_longer_kept(app: ff.App, engine: ff.Engine) -> None:
+    held = await emitted(engine, 4, 10)
+    run: ff.Run[Any] = (await app.client()).run(held.execution_id)
+    reader, seen = run.stream(), []
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(4):
+            seen.append(await anext(reader))
+        for n in range(4, 25):
+            await engine.append_frame(held.handle, NewFrame(payload=b"%d" % n))
+        await engine.complete(held.handle, None)
+        kept = [str(n) for n in range(15, 25)]
+        # In one that follows, in one that begins, and in one that resumes; a page says it too.
+        rest = [item.text if isinstance(item, Frame) else item async for item in reader]
+        assert [*gaps(rest)] == [11, *kept]
+        assert [*gaps(await read(run))] == [15, *kept]
+        for place in range(4):
+            assert [*gaps(await read(run, after=seen[place].cursor))] == [14 - place, *kept]
+        # A cursor without a number: whether something is missing cannot be known.
+        bare = seen[2].cursor.rpartition("/")[0]
+        assert [*gaps(await read(run, after=bare))] == [None, *kept]
+        first = [item async for item in run.stream(after=seen[3].cursor)]
+        assert isinstance(first[0], Gap)
+        assert [*gaps(await read(run, after=first[0].cursor))] == kept
+        assert [*gaps(await read(run, after=first[1].cursor))] == kept[1:]
+        bare = first[1].cursor.rpartition("/")[0]
+        assert [*gaps(await read(run, after=bare))] == kept[1:]
+    page = await engine.read_stream(held.execution_id)
+    assert (page.dropped, page.frames[0].number) == (15, 16)
+
+
+def gaps(items: list[Any]) -> Iterator[Any]:
+    for item in items:
+        yield item.missing if isinstance(item, Gap) else item
+
+
+async def test_a_reader_is_opened_before_its_first_item(app: ff.App, engine: ff.Engine) -> None:
+    client = await app.client()
+    held = await emitted(engine, 2, 10)
+    await engine.fail(held.handle, "boom", failure_class="permanent")
+    unknown: ff.Run[Any] = client.run("0b0e8400-e29b-41d4-a716-446655440000")
+    run: ff.Run[Any] = client.run(held.execution_id)
+    with pytest.raises(ff.NotFound):
+        await unknown.stream().open()
+    with pytest.raises(ff.InvalidInput):
+        await run.stream(after="7/1-1").open()
+    body = b"".join([part async for part in sse.events(unknown.stream())])
+    assert body.startswith(b'event: error\ndata: {"kind":"not_found"') and body.endswith(sse.end())
+    reader = await run.stream().open()
+    assert [item.text async for item in reader] == ["0", "1"]  # type: ignore[union-attr]
+    assert await reader.state() == "failed"
+    body = b"".join([part async for part in sse.events(run.stream())])
+    assert body.endswith(sse.end("failed"))
+    closed = run.stream()
+    await closed.aclose()
+    assert [item async for item in closed] == []
 
 
 async def test_a_reader_waits_for_frames_and_wakes_within_milliseconds(
@@ -612,6 +794,37 @@ async def test_a_flow_is_followed_as_a_whole(app: ff.App) -> None:
     ]
 
 
+async def test_a_flow_is_continued_after_one_cursor(app: ff.App) -> None:
+    @app.task
+    async def node(ctx: ff.Context, name: str) -> None:
+        for n in range(3):
+            await ctx.emit(f"{name}{n}", type="delta")
+
+    flow = app.flow("two")
+    for name in ("a", "b"):
+        flow.add(node, name, name=name)
+    async with working(app):
+        run = await flow.submit()
+        await run.wait(PATIENCE)
+    reader, texts, cursors = run.stream(), [], []
+    async for item in reader:
+        assert isinstance(item, Frame)
+        texts.append(item.text)
+        cursors.append(reader.cursor)
+    assert sorted(texts) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    for place, cursor in enumerate(cursors):
+        rest = [item.text async for item in run.stream(after=cursor)]  # type: ignore[union-attr]
+        assert sorted([*texts[: place + 1], *rest]) == sorted(texts)
+    body = b"".join([part async for part in sse.events(run.stream(after=cursors[-2]))])
+    assert body == (
+        f'id: {cursors[-1]}\nevent: delta\ndata: {{"node":"{texts[-1][0]}","text":"{texts[-1]}"}}\n\n'.encode()
+        + sse.end("completed")
+    )
+    with pytest.raises(ff.InvalidInput, match="no node") as caught:
+        await run.stream(after={"nope": "0/0-0"}).open()
+    assert caught.value.field == "after"
+
+
 async def test_a_silent_flow_is_kept_alive_as_a_whole(app: ff.App) -> None:
     release = asyncio.Event()
 
@@ -671,7 +884,7 @@ async def test_following_a_flow_has_a_time_limit(app: ff.App) -> None:
 async def test_the_sync_client_follows_too(database: str) -> None:
     body = await asyncio.to_thread(follow_in_a_thread, database)
     assert body.startswith(b"id: 0/")
-    assert body.endswith(b"event: end\ndata:\n\n")
+    assert body.endswith(sse.end("completed"))
 
 
 def follow_in_a_thread(database: str) -> bytes:

@@ -196,6 +196,10 @@ def _elsewhere(table: str) -> str:
 
 
 _LISTED = "insert into flowfabric.{0} select {1}, created_at, id, partition from flowfabric.execution"
+_ENDED_ROW = (
+    "insert into flowfabric.unsuccessful select '{0}', created_at, coalesce(completed_at, now()), id, partition"
+    " from flowfabric.execution"
+)
 _BLOCKED = _LISTED.format("blocked", "blocking_reason")
 _NO_LEASE_EVENTS = "delete from flowfabric.event where lease_type is not null"
 _NO_END = "delete from flowfabric.event where outcome is not null"
@@ -215,6 +219,7 @@ _ENDED = {
     "unsuccessful_row": [
         "delete from flowfabric.unsuccessful",
         *_set("unsuccessful", "state = 'odd'", "created_at = created_at + '1 s'::interval"),
+        *_set("unsuccessful", "ended_at = ended_at + '1 s'::interval"),
         *_set("unsuccessful", "id = gen_random_uuid()", "partition = partition + 1"),
     ],
     "completion_events": [_NO_END],
@@ -270,7 +275,7 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         "blocked_row": [_BLOCKED],
         "blocked_orphan": [_LISTED.format("blocked", "'waiting_for_budget'")],
         "unsuccessful_row": [
-            _LISTED.format("unsuccessful", f"'{state}'") for state in ("failed", "cancelled", "expired", "skipped")
+            _ENDED_ROW.format(state) for state in ("failed", "cancelled", "expired", "skipped")
         ],
         "tag_rows": [_LISTED.format("tag", "7")],
         "attempt_history": _execution(
@@ -396,7 +401,7 @@ DAMAGES: dict[str, dict[str, list[str]]] = {
         "completed_at": _execution("completed_at = null", "state = 'waiting'"),
         "last_outcome": [_NO_END, *_set("event", "outcome = 'failed' where outcome is not null")],
         "completion_events": [_NO_END, *_execution("completed_at = null")],
-        "unsuccessful_row": [_LISTED.format("unsuccessful", "'failed'")],
+        "unsuccessful_row": [_ENDED_ROW.format("failed")],
         "attempt_open": _execution("disposition = null"),
         "timer_retention": ["delete from flowfabric.timer where kind = 'retention'"],
     },

@@ -260,7 +260,7 @@ async def test_a_cursor_after_which_events_are_missing_is_refused(
 async def test_the_log_cannot_be_read_on_a_standby(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     # A function of the same name in front of the server's, as a standby would answer.
     await sql.execute("create function flowfabric.pg_is_in_recovery() returns boolean language sql as 'select true'")
-    source = await sql.fetchval("select pg_get_functiondef('flowfabric.log_end'::regproc)")
+    source = await sql.fetchval("select pg_get_functiondef('flowfabric.log_state'::regproc)")
     try:
         await sql.execute(source.replace("pg_is_in_recovery()", "flowfabric.pg_is_in_recovery()"))
         with pytest.raises(Unavailable, match="standby"):

@@ -1,4 +1,4 @@
-"""The audit finds damage to limit sets, slots and executions that limits hold."""
+"""The audit finds damage to limit sets, slots, budgets and executions that limits hold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric.values.budget import Reserved
 from tests.support import WORKER, submit
 
 ONE = UUID(int=1)
@@ -28,6 +29,19 @@ async def _held(engine: ff.Engine) -> None:
     assert len(await engine.claim_many(**WORKER, limit=10)) == 1
 
 
+async def _spending(engine: ff.Engine) -> None:
+    """A budget is used by a report and a spend, and some of it is held."""
+    budget = (
+        await engine.create_budget(name="research", dimensions=["tokens"], hard_limits=[100], soft_limits=[0])
+    ).budget_id
+    await submit(engine, policy={"budget_ids": [str(budget)]})
+    [one] = await engine.claim_many(**WORKER, limit=1)
+    assert isinstance(await engine.reserve_usage(one.handle, {"tokens": 10}), Reserved)
+    await engine.report_usage_admin(budget, dimensions=["tokens"], deltas=[5])
+    await engine.record_spend(budget, one.execution_id, {"tokens": 20}, idempotency_key="k")
+
+
+_NEWEST = "(select max(seq) from flowfabric.budget_head)"
 _ANOTHER = (
     "(id, partition, policy_id, key, admitted_at, until, origin)"
     " select gen_random_uuid(), 0, policy_id, key, flowfabric.now(), null, 'scheduler' from flowfabric.quota_slot"
@@ -78,6 +92,47 @@ DAMAGES: dict[str, tuple[Callable[[ff.Engine], Awaitable[None]], list[str]]] = {
             " update flowfabric.quota_policy set max_concurrent = 2"
         ],
     ),
+    "budget_rows": (
+        _spending,
+        [
+            "delete from flowfabric.budget",
+            "delete from flowfabric.budget_head",
+            "update flowfabric.budget set hard = '{99}'",
+            "update flowfabric.budget set mode = 'warn'",
+            "update flowfabric.budget set generation = 7",
+        ],
+    ),
+    "budget_held": (
+        _spending,
+        [
+            f"update flowfabric.budget_head set held = '{{11}}' where seq = {_NEWEST}",
+            "update flowfabric.reservation set amounts = '{9}'",
+            "delete from flowfabric.reservation",
+        ],
+    ),
+    "budget_limits": (
+        _spending,
+        [
+            f"update flowfabric.budget_head set used = '{{91}}' where seq = {_NEWEST}",
+            f"update flowfabric.budget_head set used = '{{-1}}' where seq = {_NEWEST}",
+        ],
+    ),
+    "budget_counters": (
+        _spending,
+        [
+            f"update flowfabric.budget_head set breaches = 1 where seq < {_NEWEST}",
+            f"update flowfabric.budget_head set soft_breaches = 1 where seq < {_NEWEST}",
+            f"update flowfabric.budget_head set generation = 1 where seq < {_NEWEST}",
+        ],
+    ),
+    "budget_mark": (
+        _spending,
+        [
+            f"update flowfabric.budget_head set exhausted = 'tokens' where seq = {_NEWEST}",
+            f"update flowfabric.budget_head set used = '{{100}}', held = '{{0}}' where seq = {_NEWEST}",
+        ],
+    ),
+    "budget_ledger": (_spending, ["update flowfabric.budget_spend set amount = 26"]),
 }  # fmt: skip
 
 

@@ -600,6 +600,56 @@ async def test_a_place_survives_as_text(engine: CheckedEngine) -> None:
     assert await _ids(engine.find_executions(cursor=again)) == [ids[0]]
 
 
+async def test_unsuccessful_ends_are_listed_by_when_they_ended(engine: ff.Engine, clock: Clock) -> None:
+    made, ended = [], []
+    for number in range(12):
+        made.append(await submit(engine, execution_kind="odd" if number % 2 else "even"))
+        await clock.advance(seconds=1)
+    middle = (await engine.read_execution(made[6])).created_at  # type: ignore[union-attr]
+    for number in (5, 0, 11, 3, 8, 1, 2, 4, 6, 7, 9, 10):
+        await engine.cancel(Operator(made[number]), "no")
+        ended.append(made[number])
+        if number % 3:  # several end at the same time
+            await clock.advance(seconds=1)
+    newest: list[ff.ExecutionId] = []
+    cursor = None
+    while True:
+        page = await engine.find_executions(states=["cancelled", "failed"], order_by="ended", limit=5, cursor=cursor)
+        newest += [one.execution_id for one in page.items]
+        times = [one.completed_at for one in page.items]
+        assert times == sorted(times, reverse=True)  # type: ignore[type-var]
+        if (cursor := page.next_cursor) is None:
+            break
+    assert sorted(newest) == sorted(ended)
+    assert newest[0] == ended[-1] and newest != await _ids(engine.find_executions(states=["cancelled"]))
+    # The other filters are about the executions, not about their ends.
+    assert set(await _ids(engine.find_executions(states=["cancelled"], order_by="ended", kinds=["odd"]))) == set(
+        made[1::2]
+    )
+    for option, found in (("created_from", made[6:]), ("created_before", made[:6])):
+        wanted = engine.find_executions(states=["cancelled"], order_by="ended", **{option: middle})  # type: ignore[arg-type]
+        assert set(await _ids(wanted)) == set(found)
+    # Replayed, it is no longer in the list; ended again, it is the first.
+    await engine.replay_execution(ended[0])
+    assert ended[0] not in await _ids(engine.find_executions(states=["cancelled"], order_by="ended"))
+    await engine.cancel(Operator(ended[0]), "no")
+    assert (await _ids(engine.find_executions(states=["cancelled"], order_by="ended")))[0] == ended[0]
+
+
+async def test_more_ends_than_a_call_reads_at_once_are_in_their_order(engine: ff.Engine, clock: Clock) -> None:
+    made = [await submit(engine) for _ in range(80)]
+    for some in (made[20:], made[:20]):
+        await clock.advance(seconds=1)
+        await engine.cancel_many(some, "no")
+    found: list[ff.ExecutionId] = []
+    cursor = None
+    while cursor is not None or not found:
+        page = await engine.find_executions(states=["cancelled"], order_by="ended", limit=7, cursor=cursor)
+        found += [one.execution_id for one in page.items]
+        cursor = page.next_cursor
+    assert (set(found[:20]), set(found[20:]), len(found)) == (set(made[:20]), set(made[20:]), 80)
+
+
 MILLION = """
 insert into flowfabric.lane (name, registered_at, registered_by) values ('l', now(), 'test');
 insert into flowfabric.route (lane, kind, digest) values ('l', 'common', md5('')), ('l', 'rare', md5(''));
@@ -618,8 +668,8 @@ from (select n, n between 10 and 14 as rare, timestamptz '2026-01-01' + n * inte
       from generate_series(1, 1000000) n) g;
 insert into flowfabric.ready (route, rank, created_at, id, partition)
 select route, 9000 - priority, created_at, id, partition from flowfabric.execution where state = 'waiting';
-insert into flowfabric.unsuccessful (state, created_at, id, partition)
-select state, created_at, id, partition from flowfabric.execution where state = 'failed';
+insert into flowfabric.unsuccessful (state, created_at, ended_at, id, partition)
+select state, created_at, completed_at, id, partition from flowfabric.execution where state = 'failed';
 insert into flowfabric.tag (digest, created_at, id, partition)
 select flowfabric.tag_digest('t.a', tags ->> 't.a'), created_at, id, partition from flowfabric.execution
 where namespace = 'rare' or id > '00000000-0000-7000-8000-0000000d0000';

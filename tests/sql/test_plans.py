@@ -17,6 +17,7 @@ from flowfabric._postgres import statements
 from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import FlowFabricError
 from flowfabric.values.attempt import Claimed, Failure
+from flowfabric.values.binding import Bind
 from flowfabric.values.budget import Report, Reserve, Reserved, Settle, Usage
 from flowfabric.values.conditions import all_of, any_of, count_signals, from_sources, on
 from flowfabric.values.event import EventCursor
@@ -237,6 +238,8 @@ class Ground:
         self.room = (await make(name="room", max_concurrent=10**6, max_requests_per_window=10**6)).quota_policy_id
         self.full = (await make(name="full", max_concurrent=1)).quota_policy_id
         self.keyed = (await make(name="keyed", key="t", max_concurrent=2)).quota_policy_id
+        for n in range(N):
+            await engine.bind_limit(self.keyed, Bind(kind="bound" if n % 2 else "unbound", tag=("t", str(n))))
         for _ in range(2):
             await self.some("room", 2 * N, policy=ExecutionPolicy(quota_policy_id=self.room))
         self.running = [*(await self.claimed("room")), *(await self.claimed("room"))]
@@ -258,6 +261,10 @@ class Ground:
             Report(authority=one.handle, usage=Usage(custom={"t": 1}, dedup_key=f"key {n}"))
             for n, one in enumerate(self.spending)
         ])  # fmt: skip
+        for name in ("first", "second"):
+            await engine.use_budgets([
+                Report(authority=one.handle, usage=Usage(custom={"t": 1}), place=(name, 0)) for one in self.spending
+            ])  # fmt: skip
         await self.sql.execute(
             "insert into flowfabric.budget_spend select $1, e.id, 0, 't', 1, flowfabric.now(), true"
             " from (select x.id from flowfabric.execution x order by x.id limit $2) e",
@@ -712,6 +719,7 @@ CALLS = [
     Call("find", 50, lambda g: g.engine.find_executions(namespace="space")),
     Call("find", 50, lambda g: g.engine.find_executions(tag=("a.b", "c"))),
     Call("find", 50, lambda g: g.engine.find_executions(states=["cancelled"])),
+    Call("find", 50, lambda g: g.engine.find_executions(states=["cancelled"], order_by="ended")),
     Call("find", 50, lambda g: g.engine.find_executions(stopped=True)),
     Call("find", 50, lambda g: g.engine.find_executions(flow_id=g.wide.flow_id)),
     Call("find_ids", 50, lambda g: g.engine.find_id(str(g.done[3].execution_id)[-8:])),
@@ -720,6 +728,9 @@ CALLS = [
     Call("create_executions", N, lambda g: g.some(
         "new", policy=lambda n: ExecutionPolicy(budget_ids=(mint_uuid(),), quota_policy_id=g.keyed),  # type: ignore[arg-type]
         tags=lambda n: {"t": str(n)})),
+    Call("create_executions", 2 * N, lambda g: g.some("bound", tags=lambda n: {"t": str(n)})),
+    Call("list_bindings", 10, lambda g: g.engine.list_bindings(limit=10)),
+    Call("bind_limit", 1, lambda g: g.engine.bind_limit(g.full, Bind(kind="other"))),
     Call("claim", N, lambda g: g.claimed("room")),
     Call("claim", 2 * N, lambda g: g.claimed("spread")),  # N heads are locked too
     Call("claim", 1000, lambda g: g.engine.claim_many(limit=10, kinds=["full"], **WORKER)),
@@ -753,6 +764,10 @@ CALLS = [
         [Report(authority=one.handle, usage=Usage(custom={"t": 1}, dedup_key=f"new {n}"))
          for n, one in enumerate(g.spending)])),
     Call("use_budgets", N, lambda g: g.engine.use_budgets(
+        [Report(authority=one.handle, usage=Usage(custom={"t": 1}), place=("new", 0)) for one in g.spending])),
+    Call("use_budgets", N, lambda g: g.engine.use_budgets(
+        [Report(authority=one.handle, usage=Usage(custom={"t": 1}), place=("first", 0)) for one in g.spending])),
+    Call("use_budgets", N, lambda g: g.engine.use_budgets(
         [Settle(authority=one.handle, reservation_id=held, usage=Usage(custom={"t": 1}))
          for one, held in zip(g.spending, g.reserved, strict=True)])),
     Call("use_budgets", N, lambda g: g.engine.use_budgets(
@@ -775,6 +790,14 @@ CALLS = [
     Call("list_budgets", 10, lambda g: g.engine.list_budgets(prefix="other", limit=10)),
     Call("list_spend", 10, lambda g: g.engine.list_spend(g.spent, limit=10)),
     Call("read_usage", 1, lambda g: g.engine.read_usage(g.spending[0].execution_id)),
+    # limits by name, and what they hold
+    Call("find_limits", 2, lambda g: g.engine.find_limits(["spent"], ["full"])),
+    Call("list_held", 10, lambda g: g.engine.list_held(g.full, limit=10)),
+    Call("read_held", 1, lambda g: g.engine.read_held(g.waiting[0])),
+    Call("count_held", 4 * N, lambda g: g.engine.count_held()),
+    Call("find_unreported", 1000, lambda g: g.engine.find_unreported_budgets()),
+    Call("read_declared_limits", 1, lambda g: g.engine.read_declared_limits(["budget spent"])),
+    Call("note_declared_limits", 1, lambda g: g.engine.note_declared_limits({"budget spent": "1"})),
     # lanes
     Call("register_lanes", 1, lambda g: g.engine.prepare()),
     Call("list_lanes", 100, lambda g: g.engine.list_lanes()),

@@ -343,6 +343,17 @@ async def test_a_reservation_has_no_key(engine: ff.Engine) -> None:
     assert caught.value.field == "dedup_key"
 
 
+async def test_a_reservation_of_nothing_holds_nothing(engine: ff.Engine) -> None:
+    budget = await make(engine, {"t": 20})
+    held = await started(engine)
+    reserved = await engine.reserve_usage(held.handle, {}, budget)
+    assert isinstance(reserved, Reserved)
+    assert await numbers(engine, budget) == ({}, {}, {})
+    await engine.settle_usage(held.handle, reserved.reservation_id, {"t": 3})
+    assert await numbers(engine, budget) == ({"t": 3}, {}, {})
+    await engine.complete(held.handle, b"")
+
+
 async def test_a_purge_leaves_what_was_used(engine: ff.Engine, clock: Clock) -> None:
     budget = await make(engine, {"t": 20})
     held = await started(engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,7 @@ from flowfabric.values.event import (
 )
 from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.page import ScannerFilter
+from tests import sampling
 from tests.each import each
 from tests.support import claim_one, started, submit, submit_member
 
@@ -199,6 +201,7 @@ async def test_a_swept_worker_is_an_event(plain: ff.Engine, clock: Any) -> None:
         assert [one.event_type for one in await take(events, 2)] == ["registered", "ttl_swept"]
 
 
+@pytest.mark.both_servers
 async def test_every_cursor_in_every_form_continues_with_the_rest(plain: ff.Engine) -> None:
     await mixed(plain)
     everything = list((await plain.read_events()).items)
@@ -210,6 +213,7 @@ async def test_every_cursor_in_every_form_continues_with_the_rest(plain: ff.Engi
         assert [one.cursor for one in found] == [one.cursor for one in everything[at + 1 :]]
 
 
+@pytest.mark.both_servers
 async def test_a_filter_yields_its_part_of_the_log_whoever_reads(plain: ff.Engine) -> None:
     """Stored events are read by the database's filter, new ones by the loop's; both are the written rule."""
     early = await end_of_log(plain)
@@ -283,39 +287,99 @@ async def test_a_slow_follower_delays_only_itself_and_loses_nothing(
     await quick.aclose()
 
 
-async def held_writer(database: str, engine: ff.Engine) -> tuple[asyncpg.Connection[Any], Any, ff.ExecutionId]:
+COLUMNS = {
+    "lease": "lease_type",
+    "completion": "outcome",
+    "operator": "operator_type",
+    "signal": "signal_effect",
+    "worker": "worker_type",
+}
+
+
+async def write(connection: asyncpg.Connection[Any], family: str = "completion") -> None:
+    """Write an event of a family, as every call of the engine does."""
+    await connection.execute(
+        f"insert into flowfabric.event (slot, occurred_at, partition, id, {COLUMNS[family]})"
+        " values (flowfabric.open_log(flowfabric.now()), flowfabric.now(), 0, $1, 'word')",
+        mint_uuid(),
+    )
+
+
+async def held_writer(database: str, family: str = "completion") -> tuple[asyncpg.Connection[Any], Any]:
     """A transaction that has drawn the number of an event, and is open."""
-    held = await started(engine)
     other = await asyncpg.connect(database)
     transaction = other.transaction()
     await transaction.start()
-    await other.execute(
-        "insert into flowfabric.event (slot, occurred_at, partition, id, outcome)"
-        " values (flowfabric.open_log(flowfabric.now()), flowfabric.now(), 0, $1, 'success')",
-        mint_uuid(),
-    )
-    return other, transaction, held.execution_id
+    await write(other, family)
+    return other, transaction
 
 
-@pytest.mark.parametrize("family", ["completion", "lease"])
+@each("family", list(COLUMNS))
 async def test_an_event_whose_number_was_drawn_earlier_and_committed_later_is_not_lost(
-    database: str, plain: ff.Engine, family: str
+    database: str, sql: asyncpg.Connection[Any], plain: ff.Engine, family: str
 ) -> None:
     """The commit-order trap: a reader must not pass a number that may still appear."""
     begin = await end_of_log(plain)
     follower = await plain.follow((family,), after=begin)  # type: ignore[arg-type]
-    other, transaction, _ = await held_writer(database, plain)
+    other, transaction = await held_writer(database, family)
     try:
-        await end_one(plain)
-        seen = [one.cursor.position for one in (await plain.read_events(family=family, after=begin)).items]
+        await write(sql, family)
+        assert (await plain.read_events(family=family, after=begin)).items == []
     finally:
         await transaction.commit()
         await other.close()
     expected = [one.cursor for one in (await plain.read_events(family=family, after=begin)).items]
-    assert [cursor.position for cursor in expected][: len(seen)] == seen
-    assert len(expected) > len(seen)
-    assert [one.cursor for one in await take(follower, len(expected))] == expected
+    assert len(expected) == 2
+    assert [one.cursor for one in await take(follower, 2)] == expected
     await follower.aclose()
+
+
+@pytest.mark.parametrize("seed", sampling.seeds(1, 2, 3, 4, 5, 6, 7, 8))
+async def test_writers_that_end_in_any_order_lose_no_reader_an_event(
+    database: str, sql: asyncpg.Connection[Any], plain: ff.Engine, seed: int
+) -> None:
+    """Six writers open, write, and commit or roll back at random, while one reader pages and two follow."""
+    chance = random.Random(seed)
+    begin = cursor = await end_of_log(plain)
+    followers = [
+        await plain.follow(after=begin),
+        await plain.follow(("completion", "signal"), after=begin),
+    ]
+    writers = [await asyncpg.connect(database) for _ in range(6)]
+    open_ones: dict[int, Any] = {}
+    paged: list[EventCursor] = []
+    for _ in range(80):
+        number = chance.randrange(6)
+        match chance.choice(("write", "write", "end", "read")):
+            case "write":
+                if number not in open_ones:
+                    open_ones[number] = writers[number].transaction()
+                    await open_ones[number].start()
+                await write(writers[number], chance.choice(list(COLUMNS)))
+            case "end" if number in open_ones:
+                transaction = open_ones.pop(number)
+                await (transaction.rollback() if chance.random() < 0.2 else transaction.commit())
+            case _:
+                page = await plain.read_events(after=cursor, limit=chance.randint(1, 4))
+                assert page.next_cursor is not None
+                paged += [one.cursor for one in page.items]
+                cursor = page.next_cursor
+    for transaction in open_ones.values():
+        await transaction.commit()
+    for writer in writers:
+        await writer.close()
+    paged += [one.cursor for one in (await plain.read_events(after=cursor, limit=1000)).items]
+    stored = [
+        EventCursor(row["seq"], begin.epoch)
+        for row in await sql.fetch("select seq from flowfabric.event where seq > $1 order by seq", begin.position)
+    ]
+    assert paged == stored
+    end = await end_of_log(plain)
+    assert [one.cursor for one in await drain(followers[0], end)] == stored
+    part = (await plain.read_events(family=("completion", "signal"), after=begin, limit=1000)).items
+    assert [one.cursor for one in await drain(followers[1], end)] == [one.cursor for one in part]
+    for one in followers:
+        await one.aclose()
 
 
 async def test_a_writer_that_began_before_the_follower_slept_still_reaches_it(
@@ -328,13 +392,13 @@ async def test_a_writer_that_began_before_the_follower_slept_still_reaches_it(
 
     async def announce(*args: Any) -> Any:
         if not opened:
-            opened.append(await held_writer(database, plain))
+            opened.append(await held_writer(database))
         return await real(*args)
 
     monkeypatch.setattr(plain, "sleep_for_events", announce)
     events = await plain.subscribe_completion()
     await until(lambda: is_asleep(sql, plain.instance))
-    ((other, transaction, _),) = opened
+    ((other, transaction),) = opened
     try:
         waiting = asyncio.ensure_future(take(events, 1))
         await asyncio.sleep(0)
@@ -352,6 +416,7 @@ async def is_asleep(sql: asyncpg.Connection[Any], instance: Any) -> bool:
     return found
 
 
+@pytest.mark.both_servers
 async def test_an_idle_follower_sleeps_and_is_notified(
     plain: ff.Engine, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,8 +434,16 @@ async def test_an_idle_follower_sleeps_and_is_notified(
 async def test_nothing_is_notified_while_the_follower_is_awake(
     plain: ff.Engine, sql: asyncpg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_LINGER", 10_000.0)
     events = await plain.subscribe_completion()
+    await until(lambda: is_asleep(sql, plain.instance))  # it slept before
+    monkeypatch.setattr(loop, "_LINGER", 10_000.0)
+    await end_one(plain)
+    await take(events, 1)
+
+    async def is_awake() -> bool:
+        return not await is_asleep(sql, plain.instance)
+
+    await until(is_awake)
     told: list[str] = []
     listening = await asyncpg.connect(database)
     await listening.add_listener(f"flowfabric_{plain.instance}", lambda *args: told.append(str(args[-1])))
@@ -547,6 +620,32 @@ async def test_a_thousand_subscriptions_leave_nothing_behind(plain: ff.Engine, s
     await until(is_awake)
 
 
+async def test_a_subscription_that_comes_while_the_loop_ends_gets_another_one(
+    plain: ff.Engine, sql: asyncpg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one has left, and the loop takes its announcement back."""
+    real, taken_back, goes_on = plain.sleep_for_events, asyncio.Event(), asyncio.Event()
+
+    async def slowly(seconds: float | None, before: Any) -> Any:
+        if seconds is None:
+            taken_back.set()
+            await goes_on.wait()
+        return await real(seconds, before)
+
+    monkeypatch.setattr(plain, "sleep_for_events", slowly)
+    first = await plain.subscribe_completion()
+    await until(lambda: is_asleep(sql, plain.instance))
+    await first.aclose()
+    await taken_back.wait()
+    second = await plain.subscribe_completion()
+    ended = await end_one(plain)
+    try:
+        assert [event.execution_id for event in await take(second, 1)] == [ended]
+    finally:
+        goes_on.set()
+    await second.aclose()
+
+
 async def test_closing_ends_a_waiting_iteration(plain: ff.Engine) -> None:
     events = await plain.subscribe_completion()
     waiting = asyncio.ensure_future(anext(events))
@@ -601,8 +700,6 @@ async def test_a_subscription_that_nothing_refers_to_is_forgotten(plain: ff.Engi
 
 async def test_random_stops_and_resumes_lose_and_repeat_nothing(plain: ff.Engine) -> None:
     """A follower that stores the cursor after each event and begins again at random sees each event once."""
-    import random
-
     chance = random.Random(7)
     begin = cursor = await end_of_log(plain)
     seen: list[EventCursor] = []

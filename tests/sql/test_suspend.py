@@ -1431,7 +1431,11 @@ async def test_an_operator_resumes_whatever_the_condition_says(
     assert (found.closer_signal_id, found.satisfier_signal_ids) == (None, ())
     *_, event = await world.events(wait)
     assert short([event]) == ["O:resumed"]
-    assert event.details == {"trigger_type": trigger}
+    assert event.details == {
+        "trigger_type": trigger,
+        "suspension_id": str(found.suspension_id),
+        "resume_delay_ms": 0,
+    }
     # Twice is once, and its deadline no longer applies.
     before = await world.stored()
     assert await told(world.engine.resume_execution(wait.id, trigger)) == "execution_not_suspended"

@@ -1272,3 +1272,17 @@ def test_a_text_is_sealed_as_text(text: str) -> None:
     for codecs, execution_id in ((Codecs(), ONE), (Codecs([Zip()]), ONE), (Codecs([Bound()]), OTHER)):
         assert codecs.open_text(sealed, execution_id) == shown(sealed) == "[sealed]"
     assert Codecs([Bound()]).open_text("[sealed json+bound@] ***", ONE) == "[sealed]"
+
+
+def test_a_context_without_an_annotation_is_refused_at_the_decoration() -> None:
+    async def of_async(ctx): ...  # type: ignore[no-untyped-def]
+
+    def of_sync(n, context): ...  # type: ignore[no-untyped-def]
+
+    def argument(ctx=5): ...  # type: ignore[no-untyped-def]
+
+    for fn, asked in ((of_async, "ctx: ff.Context?"), (of_sync, "context: ff.OtherContext?")):
+        with pytest.raises(InvalidInput, match="did you mean") as caught:
+            Signature.of(fn, context_types=CONTEXTS)
+        assert asked in str(caught.value)
+    assert Signature.of(argument, context_types=CONTEXTS).context_param is None

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import zlib
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from flowfabric.bridges import sse
+from flowfabric.client.following import read_cursors, write_cursors
 from flowfabric.engine.streams import check_frame, check_patch
-from flowfabric.errors import InvalidInput, ValidationFailed
+from flowfabric.errors import InvalidInput, NotFound, TimedOut, TransportError, Unavailable, ValidationFailed
 from flowfabric.values.stream import (
     END,
     START,
     BestEffortLive,
     DurableSummary,
     Frame,
+    Gap,
     KeepAlive,
     NewAttempt,
     NewFrame,
@@ -59,14 +64,31 @@ def test_anything_else_is_no_position(text: Any) -> None:
     assert caught.value.field == "after"
 
 
-@each("text", [*NO_POSITIONS, "1-1", "/1-1", "1/", "-1/1-1", "\u0661/1-1", f"{2**31}/1", "1/start", "1/1/1"])
+@each(
+    "text",
+    [
+        *NO_POSITIONS,
+        "1-1",
+        "/1-1",
+        "1/",
+        "-1/1-1",
+        "\u0661/1-1",
+        f"{2**31}/1",
+        "1/start",
+        "1/1/1/1",
+        "1/1/x",
+        f"1/1/{2**31}",
+        "1/1/",
+    ],
+)
 def test_a_cursor_of_a_run_names_the_attempt(text: Any) -> None:
     with pytest.raises(InvalidInput):
         parse_run_cursor(text)
 
 
 def test_a_cursor_of_a_run_is_read() -> None:
-    assert parse_run_cursor("3/17-4") == (3, Position(17, 4))
+    assert parse_run_cursor("3/17-4") == (3, Position(17, 4), None)
+    assert parse_run_cursor("3/17-4/12") == (3, Position(17, 4), 12)
 
 
 @each(
@@ -164,10 +186,76 @@ def test_a_bad_field_of_a_frame_is_named(fields: dict[str, Any], field: str) -> 
     assert caught.value.field == field
 
 
-def test_items_are_server_sent_events() -> None:
-    frame = Frame(id="5-1", at=None, type="delta\nx", kind="event", mode="durable", payload=b"a\r\nb\rc\n")  # type: ignore[arg-type]
-    assert sse.event(frame) == b"id: 0/5-1\nevent: deltax\ndata: a\ndata: b\ndata: c\ndata: \n\n"
-    assert sse.event(NewAttempt(attempt_index=2, reason="reclaimed")) == (
-        b'id: 2/0-0\nevent: new_attempt\ndata: {"attempt":2,"reason":"reclaimed"}\n\n'
-    )
-    assert sse.event(KeepAlive(cursor="0/1-0")) == b": keep-alive\n\n"
+def frame_of(type: str, **fields: Any) -> Frame:  # noqa: A002 - the word of the frame
+    given = {"id": "5-1", "at": None, "kind": "event", "mode": "durable", "payload": b"x", **fields}
+    return Frame(type=type, **given)
+
+
+@each(
+    ("item", "expected"),
+    [
+        (frame_of("delta\nx", payload=b"a\r\nb\rc\n"), "id: 0/5-1|event: deltax|data: a|data: b|data: c|data: ||"),
+        (frame_of("delta", number=7), "id: 0/5-1/7|event: delta|data: x||"),
+        (frame_of("stdout", kind="stdout"), "id: 0/5-1|data: x||"),
+        (frame_of("end"), "id: 0/5-1|data: x||"),
+        (frame_of("event", mode="summary"), "id: 0/5-1|event: summary_delta|data: x||"),
+        (frame_of("delta", node="a"), 'id: 0/5-1|event: delta|data: {"node":"a","text":"x"}||'),
+        (NewAttempt(attempt_index=2, reason="reclaimed"),
+         'id: 2/0-0|event: new_attempt|data: {"attempt":2,"reason":"reclaimed"}||'),
+        (NewAttempt(attempt_index=2, reason="reclaimed", node="a"),
+         'id: 2/0-0|event: new_attempt|data: {"node":"a","attempt":2,"reason":"reclaimed"}||'),
+        (Gap(cursor="0/1-0/5", missing=3), 'id: 0/1-0/5|event: gap|data: {"missing":3}||'),
+        (KeepAlive(cursor="0/1-0"), ": keep-alive||"),
+    ],
+)  # fmt: skip
+def test_items_are_server_sent_events(item: Any, expected: str) -> None:
+    assert sse.event(item).decode().replace("\n", "|") == expected
+
+
+def test_the_end_says_how_the_execution_ended() -> None:
+    assert sse.end("failed") == b'event: end\ndata: {"state":"failed"}\n\n'
+    assert sse.end() == b"event: end\ndata: {}\n\n"
+
+
+def test_anything_but_items_is_refused_at_the_call() -> None:
+    with pytest.raises(InvalidInput, match=r"run\.stream"):
+        sse.events(object())  # type: ignore[call-overload]
+
+
+@each(
+    ("error", "body"),
+    [
+        (NotFound("execution", "x"), b"event: error"),
+        (InvalidInput("got 'x'", field="after"), b"event: error"),
+        (Unavailable("stream", "the engine shuts down"), b""),
+        (TimedOut("stream", 5), b""),
+        (TransportError("transport", "the connection was lost"), b""),
+    ],
+)
+def test_a_response_ends_with_an_error_that_would_come_again(error: Exception, body: bytes) -> None:
+    def failing() -> Iterator[Any]:
+        yield frame_of("delta")
+        raise error
+
+    first, *rest = sse.events(failing())
+    assert first.startswith(b"id: 0/5-1\nevent: delta")
+    assert b"".join(rest).startswith(body)
+    assert b"".join(rest).endswith(sse.end() if body else b"")
+
+
+@each("cursors", [{}, {"a": "0/1-0/1"}, {f"node {n}": f"0/17000{n}-0/{n}" for n in range(300)}])
+def test_the_cursors_of_nodes_are_one_text(cursors: dict[str, str]) -> None:
+    text = write_cursors(cursors)
+    assert read_cursors(text) == cursors
+    assert read_cursors(cursors) == cursors
+
+
+@each(
+    "text", ["x", "flow:", "flow:x", "flow:////", "0/1-0", 5, ["a"], {"a": "x"}, {"a": 5}, write_cursors({"a": "x"}),
+             "flow:" + urlsafe_b64encode(zlib.compress(b"[1]")).decode(),
+             "flow:" + urlsafe_b64encode(zlib.compress(b"x" * (1 << 23))).decode(), "flow:\u0661"]
+)  # fmt: skip
+def test_anything_else_is_no_cursor_of_a_flow(text: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_cursors(text)
+    assert caught.value.field == "after"

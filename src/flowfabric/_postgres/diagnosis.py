@@ -363,7 +363,7 @@ async def _changed_code(connection: asyncpg.Connection[Any]) -> Finding:
         return Finding(name, "ok", "this user may not list workers")
     try:
         stopped = await connection.fetch(
-            f"select kind from flowfabric.find({'null, ' * 12} 1000, 50000, null, true) where state is not null"  # noqa: S608
+            f"select kind from flowfabric.find({'null, ' * 12} 1000, 50000, null, true, false) where state is not null"  # noqa: S608
         )
     except asyncpg.InsufficientPrivilegeError:
         stopped = []  # a worker's user finds none

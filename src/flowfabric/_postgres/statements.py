@@ -231,7 +231,7 @@ READ_STREAMS = _rows(
     "read_streams",
     9,
     "ordinal, ms, n, mode, kind, frame_type, encoding, payload, correlation_id, seq, summary_version, ttl_ms, is_known,"
-    " attempts, ended, attempt_index, frame_count, maxlen_applied, closed_at, closed_reason",
+    " attempts, ended, attempt_index, frame_count, maxlen_applied, closed_at, closed_reason, number",
 )
 READ_LAST_FRAMES = _rows(
     "read_last_frames",
@@ -410,7 +410,7 @@ LIST_ATTEMPTS = _rows(
     " reclaim_reason, disposition, retry_at",
 )
 LIST_PARTITION = _rows("list_partition", 3, _INFO)
-FIND = _rows("find", 16, _INFO)
+FIND = _rows("find", 17, _INFO)
 FIND_IDS = _rows("find_ids", 6, "id, is_flow, kind, state, summary, created_at")
 
 # Lanes
@@ -426,6 +426,13 @@ COUNT_HELD = _rows("count_held", 1, "lane, limit_id, what, name, held")
 FIND_UNREPORTED = _rows("find_unreported", 1, "name")
 READ_DECLARED_LIMITS = _rows("read_declared_limits", 1, "name, digest")
 NOTE_DECLARED_LIMITS = _value("note_declared_limits", 2, "noted")
+BIND_LIMIT = _value("bind_limit", 8, "code")
+UNBIND_LIMIT = _value("unbind_limit", 7, "existed")
+LIST_BINDINGS = _rows(
+    "list_bindings",
+    4,
+    "id, what, limit_id, name, lane, kind, namespace, tag, value, flow_kind, is_declared, created_at",
+)
 
 REGISTER_LANES = _value("register_lanes", 1, "made")
 LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")

@@ -382,7 +382,7 @@ class Context(Facts):
         *,
         type: str = "",  # noqa: A002 - as in the frame
         live: bool = False,
-        ttl: Duration = 10,
+        ttl: Duration | None = None,
         kind: FrameKind | None = None,
         correlation_id: str | None = None,
         durability_mode: DurabilityMode | None = None,
@@ -392,8 +392,9 @@ class Context(Facts):
         It returns at once while the buffer has room (1,000 frames, 1 MiB): the worker stores frames with its next call,
         in their order, and before the result. `durability_mode="durable"` waits until it is stored; the default is
         that of the execution's `stream_policy`, which is "buffered" unless it was set. `live=True` is for those who
-        follow now: cheaper, readable for twice the `ttl` at most, and lost with the database server. A handler that
-        runs again after a wait does not repeat what it emitted, except inside steps and with `live`.
+        follow now: cheaper, readable for twice the `ttl` (10 seconds) at most, and lost with the database server. A
+        handler that runs again after a wait does not repeat what it emitted, except inside steps and with `live`.
+        `type` is a word of your own, but for `end`, `error`, `gap`, `new_attempt`, `open` and `summary_delta`.
         """
         await self._scope.emit(
             data,
@@ -412,7 +413,7 @@ class Context(Facts):
             type="",
             kind="stdout",
             live=False,
-            ttl=10,
+            ttl=None,
             correlation_id=None,
             durability_mode=None,
         )
@@ -422,8 +423,9 @@ class Context(Facts):
     ) -> None:
         """Merge a JSON object into the summary document of this attempt, which `run.summary()` reads.
 
-        Objects are merged, None deletes a key, and anything else replaces what was there; `ff.NULL` stores a null. The
-        database merges, so an app with codecs must say that the summary may be stored as plain JSON: `plain=True`.
+        Objects are merged, None deletes a key, and anything else replaces what was there; `ff.NULL` stores a null. A
+        patch has at most 65,536 bytes, the document 1 MiB. Each attempt begins with an empty document. The database
+        merges, so an app with codecs must say that the summary may be stored as plain JSON: `plain=True`.
         """
         await self._scope.summarize(patch, plain=plain, durability_mode=durability_mode)
 
@@ -461,7 +463,8 @@ class Context(Facts):
         end of the block the settled amounts are counted in their place, also if it ends with an exception; without
         `settle` everything is given back. If the worker dies inside the block, the held amounts are counted, since the
         call may have been made, unless `on_lost` is "release"; the next run finds them, and its settlement replaces
-        them. Outside of a step it is held and counted once, even if the handler is re-run.
+        them. Outside of a step it is held and counted once, even if the handler is re-run. An execution without a
+        budget holds and counts nothing.
         """
         return Spend(self._scope, amounts_of(amounts, dimensions, "spend"), budgets, on_lost, name)
 
@@ -580,7 +583,7 @@ class SpendFacts:
 
     @property
     def held(self) -> dict[str, int]:
-        """The amounts that are held."""
+        """The amounts that are held: none if the execution has no budget."""
         return self._amounts if self._held is None else self._held.amounts
 
     @property
@@ -616,6 +619,8 @@ class Spend(SpendFacts):
             return
         if self.is_settled:
             self.used = Used(remaining=held.remaining, is_recorded=True)
+        elif not held.amounts:  # the execution has no budget
+            self.used = None if self._settled is None else Used(remaining={})
         elif self._settled is not None:
             self.used = await self._scope.settle_usage(held.reservation_id, self._settled)
         else:

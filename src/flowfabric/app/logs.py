@@ -11,15 +11,15 @@ _OF_TASKS = "flowfabric.task"
 
 
 class EmitHandler(logging.Handler):
-    """Emits the records that a running task logs as frames of the type `log`; others are ignored.
+    """Emits the records that a running task logs, in its steps too, as frames of the type `log`; others are ignored.
 
-    It never waits: lines are dropped while the buffer of the execution is full, and long ones are cut. A handler that
-    runs again after a wait logs again.
+    They keep their place among other emissions. It never waits: while the buffer of the execution is full, lines are
+    dropped, and a line says how many. Long ones are cut. A handler that runs again after a wait logs again.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Emit one record, if a task logs it."""
-        scope = current.running.get()
+        scope = current.handled.get()
         # What the worker logs about sending frames must not become frames.
         if scope is None or (record.name.startswith(_OWN) and record.name != _OF_TASKS):
             return

@@ -237,7 +237,7 @@ class SyncContext(Facts):
         *,
         type: str = "",
         live: bool = False,
-        ttl: Duration = 10,
+        ttl: Duration | None = None,
         kind: FrameKind | None = None,
         correlation_id: str | None = None,
         durability_mode: DurabilityMode | None = None,
@@ -247,8 +247,9 @@ class SyncContext(Facts):
         It returns at once while the buffer has room (1,000 frames, 1 MiB): the worker stores frames with its next call,
         in their order, and before the result. `durability_mode="durable"` waits until it is stored; the default is
         that of the execution's `stream_policy`, which is "buffered" unless it was set. `live=True` is for those who
-        follow now: cheaper, readable for twice the `ttl` at most, and lost with the database server. A handler that
-        runs again after a wait does not repeat what it emitted, except inside steps and with `live`.
+        follow now: cheaper, readable for twice the `ttl` (10 seconds) at most, and lost with the database server. A
+        handler that runs again after a wait does not repeat what it emitted, except inside steps and with `live`.
+        `type` is a word of your own, but for `end`, `error`, `gap`, `new_attempt`, `open` and `summary_delta`.
         """
         self._scope.in_thread(
             self._scope.emit(
@@ -270,7 +271,7 @@ class SyncContext(Facts):
                 type="",
                 kind="stdout",
                 live=False,
-                ttl=10,
+                ttl=None,
                 correlation_id=None,
                 durability_mode=None,
             )
@@ -281,8 +282,9 @@ class SyncContext(Facts):
     ) -> None:
         """Merge a JSON object into the summary document of this attempt, which `run.summary()` reads.
 
-        Objects are merged, None deletes a key, and anything else replaces what was there; `ff.NULL` stores a null. The
-        database merges, so an app with codecs must say that the summary may be stored as plain JSON: `plain=True`.
+        Objects are merged, None deletes a key, and anything else replaces what was there; `ff.NULL` stores a null. A
+        patch has at most 65,536 bytes, the document 1 MiB. Each attempt begins with an empty document. The database
+        merges, so an app with codecs must say that the summary may be stored as plain JSON: `plain=True`.
         """
         self._scope.in_thread(self._scope.summarize(patch, plain=plain, durability_mode=durability_mode))
 
@@ -402,6 +404,8 @@ class SyncSpend(SpendFacts):
             return
         if self.is_settled:
             self.used = Used(remaining=held.remaining, is_recorded=True)
+        elif not held.amounts:
+            self.used = None if self._settled is None else Used(remaining={})
         elif self._settled is not None:
             self.used = self._scope.in_thread(self._scope.settle_usage(held.reservation_id, self._settled))
         else:

@@ -32,12 +32,15 @@ _COUNTED = 100_000
 @dataclass
 class _Tally:
     done: int = 0
+    unchanged: int = 0
     refused: list[FlowFabricError] = field(default_factory=list)
 
     def add(self, verdicts: Sequence[Any]) -> None:
         for verdict in verdicts:
             if isinstance(verdict, FlowFabricError):
                 self.refused.append(verdict)
+            elif getattr(verdict, "was_cancelled", False):
+                self.unchanged += 1
             else:
                 self.done += 1
 
@@ -67,6 +70,7 @@ def change(
         _output.document(
             {
                 participle: tally.done,
+                **({"unchanged": tally.unchanged} if tally.unchanged else {}),
                 **(also or {}),
                 "refused": [
                     {"execution_id": e.execution_id, "kind": e.kind, "problem": in_words(e)} for e in tally.refused
@@ -82,6 +86,8 @@ def change(
             if number
         ]
         _output.say(f"{tally.done} {participle}" + (f", with {' and '.join(others)}" if others else ""))
+        if tally.unchanged:
+            _output.note(f"{tally.unchanged} {'was' if tally.unchanged == 1 else 'were'} {participle} before")
         for problem, count in Counter(_without_id(error) for error in tally.refused).most_common(10):
             _output.note(f"{count} refused: {_output.printable(problem)}")
     if tally.refused:

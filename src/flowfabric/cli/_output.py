@@ -237,6 +237,11 @@ def failure_line(text: str | None) -> str:
     return lines[0].strip() if lines else ""
 
 
+def without_module(failure: str) -> str:
+    """A failure in one line without the module of its exception, for narrow tables."""
+    return re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", failure)
+
+
 def when(moment: datetime | None) -> str:
     """A time for people: in this machine's time zone, to the second."""
     return "" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")

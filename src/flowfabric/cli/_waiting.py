@@ -72,6 +72,7 @@ def because(detail: str | None, code: BlockingReason | None) -> str | None:
     """Why an execution does not run, in words."""
     if not detail:
         return None if code is None else _REASONS.get(code.value, code.value.replace("_", " "))
+    detail = detail.partition(": Traceback ")[0]  # the beginning of one; the failure is shown elsewhere
     detail = re.sub(
         r"\((?:waiting_for_)?([a-z]+(?:_[a-z]+)*)\)", lambda found: f"({found[1].replace('_', ' ')})", detail
     )

@@ -13,7 +13,7 @@ from flowfabric.cli._filters import Filter, filtered
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Json, Wide
 from flowfabric.cli._output import Column
-from flowfabric.values.state import State
+from flowfabric.values.state import UNSUCCESSFUL, State
 
 if TYPE_CHECKING:
     from flowfabric.contracts.codecs import Codecs
@@ -38,7 +38,7 @@ def failures(
             metavar="N",
             min=1,
             max=1_000_000,
-            help="Read at most this many, newest first. Default: 50, or 10000 with --summary.",
+            help="Read at most this many. Default: 50, or 10000 with --summary.",
             show_default=False,
         ),
     ] = None,
@@ -47,11 +47,13 @@ def failures(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """List executions that failed or expired, newest first; use --state for cancelled or skipped ones.
+    """List executions that failed or expired, the last to end first; use --state for cancelled or skipped ones.
 
     Those that changed code stopped have not failed; --stopped lists them with what changed.
     """
     chosen = wanted.or_states(_DEFAULT)
+    if UNSUCCESSFUL.issuperset(chosen.arguments.get("states", ("",))):
+        chosen = chosen.replace(order_by="ended")
     most = limit or (10_000 if summary else 50)
     codecs = None if app is None else load_app(app).codecs
     are_stopped = "stopped" in wanted.arguments
@@ -68,7 +70,7 @@ def failures(
         if not found:
             _output.note("no failures match" if wanted else "no execution failed or expired")
         elif is_more:
-            _output.note(f"there is more: these are the newest {len(found)}; raise --limit to see older ones")
+            _output.note(f"there is more: these are the last {len(found)}; raise --limit to see older ones")
         if are_stopped and found:
             from flowfabric.values.history import how_to_fit  # noqa: PLC0415
 
@@ -139,7 +141,8 @@ def _list(
             [
                 (
                     one.execution_id, one.public_state, one.execution_kind, one.lane_id, one.completed_at,
-                    one.current_attempt_index + 1 if one.started_at else 0, why,
+                    one.current_attempt_index + 1 if one.started_at else 0,
+                    why if wide else _output.without_module(why),
                 )
                 for one, why in found
             ],

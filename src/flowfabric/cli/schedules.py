@@ -46,16 +46,17 @@ def list_(wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
         if json:
             _output.document({"schedules": found})
         elif found:
+            overlaps = any("overlap" in one.options for one in found)  # most schedules have none
             _output.table(
                 [
                     Column("NAME", cut=14), Column("KIND", cut=8, drop=3), Column("TIMING", cut=34),
-                    Column("CATCH UP", drop=5), Column("OVERLAP", drop=6), Column("STATE"), Column("NEXT"),
-                    Column("LAST", drop=2), Column("ID", drop=4),
+                    Column("CATCH UP", drop=5), *[Column("OVERLAP", drop=6)] * overlaps, Column("STATE"),
+                    Column("NEXT"), Column("LAST", drop=2), Column("ID", drop=4),
                 ],
                 [
                     (
                         one.name, one.kind, timing(one.timing), one.catch_up,
-                        one.options.get("overlap", ""), "paused" if one.paused else "active",
+                        *[one.options.get("overlap", "")] * overlaps, "paused" if one.paused else "active",
                         None if one.paused else one.next_at, one.last_at, one.last_execution_id,
                     )
                     for one in found

@@ -129,7 +129,7 @@ class _Watch:
             ),
             asyncio.gather(
                 engine.find_executions(states=[State.ACTIVE], limit=_RUNNING),
-                engine.find_executions(states=[State.FAILED, State.EXPIRED], limit=_FAILED),
+                engine.find_executions(states=[State.FAILED, State.EXPIRED], order_by="ended", limit=_FAILED),
                 engine.list_waits(limit=_WAITS),
                 engine.find_flows(limit=_FLOWS_READ),
             ),
@@ -225,7 +225,7 @@ def _sections(frame: Frame) -> list[tuple[str, Sequence[str | Column], Sequence[
     failed = [
         (
             one.execution.execution_id, one.execution.public_state, one.execution.execution_kind,
-            one.execution.completed_at, one.failure,
+            one.execution.completed_at, _output.without_module(one.failure),
         )
         for one in frame.failed
     ]  # fmt: skip

@@ -72,14 +72,15 @@ async def until_ended(
             if codecs is None and "+" in (outcome.result_encoding or ""):
                 _output.note("(the result is encoded; give --app PKG.MOD:APP to read it)")
     else:
-        why = _output.failure_line(
-            _output.opened(outcome.failure_reason, codecs, target) or outcome.cancellation_reason
-        )
-        _output.note(
-            f"flowfabric: {target} {_ENDED.get(outcome.state, outcome.state)}"
-            + (f": {_output.printable(why)}" if why else "")
-        )
+        tell_unsuccessful(target, outcome, codecs)
     return 0 if outcome.state is State.COMPLETED else NO
+
+
+def tell_unsuccessful(target: ExecutionId, outcome: Outcome, codecs: Codecs | None) -> None:
+    """Say that an execution did not complete, and why."""
+    why = _output.failure_line(_output.opened(outcome.failure_reason, codecs, target) or outcome.cancellation_reason)
+    how = str(outcome.state) if outcome.state is None else _ENDED.get(outcome.state, outcome.state)
+    _output.note(f"flowfabric: {target} {how}" + (f": {_output.printable(why)}" if why else ""))
 
 
 def _as_json(target: ExecutionId, outcome: Outcome, codecs: Codecs | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
@@ -24,7 +24,7 @@ from flowfabric.values.lease import Operator
 from flowfabric.values.options import check_priority, meant
 from flowfabric.values.page import Page
 from flowfabric.values.schedule import Schedule
-from flowfabric.values.state import State
+from flowfabric.values.state import UNSUCCESSFUL, State
 from flowfabric.values.worker import WorkerRecord
 
 _CHUNK = 500  # executions per call when a method goes through many
@@ -68,12 +68,14 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
         parent: str | ExecutionId | None = None,
         created_from: datetime | None = None,
         created_before: datetime | None = None,
+        order_by: Literal["created", "ended"] = "created",
         limit: int = 50,
         cursor: Place | None = None,
     ) -> Page[ExecutionInfo, Place]:
         """One page of executions, newest first. A page may have fewer than `limit` although `next_cursor` is set.
 
         `parent`: only tasks that the handler of this execution submitted; `run.children()` has its flows too.
+        `order_by="ended"`: those first that ended last, of states other than `completed`.
         """
         return await self.engine.find_executions(
             states=states,
@@ -84,6 +86,7 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
             parent_id=None if parent is None else parse_execution_id(parent, "parent"),
             created_from=created_from,
             created_before=created_before,
+            order_by=order_by,
             limit=limit,
             cursor=cursor,
         )
@@ -109,10 +112,11 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
     async def failures(
         self, *, limit: int = 50, cursor: Place | None = None, **filters: Unpack[Filters]
     ) -> Page[ExecutionInfo, Place]:
-        """Executions that failed or expired, newest first."""
+        """Executions that failed or expired; those first that ended last."""
         _check_filters(filters)
         wanted: Filters = {"states": _FAILED, **filters}
-        return await self.find(**wanted, limit=limit, cursor=cursor)
+        is_ended = UNSUCCESSFUL.issuperset(wanted["states"] or ("",))
+        return await self.find(**wanted, order_by="ended" if is_ended else "created", limit=limit, cursor=cursor)
 
     # Changing
 
@@ -126,7 +130,7 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
         when that task is replayed.
         """
         target = parse_execution_id(execution_id)
-        by = current.handled.get()
+        by = current.handled_id()
         done = await self.engine.cancel(Operator(target), reason, keep_children=keep_children, by=by)
         if done.has_children:
             await self._cancel_children(done)

@@ -114,7 +114,7 @@ class Scope(Protocol):
         type: str,  # noqa: A002 - the word of the context
         kind: FrameKind | None,
         live: bool,
-        ttl: Duration,
+        ttl: Duration | None,
         correlation_id: str | None,
         durability_mode: DurabilityMode | None,
     ) -> None: ...
@@ -188,8 +188,8 @@ def background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]
 
 log = logging.getLogger("flowfabric.client")
 running: ContextVar[Scope | None] = ContextVar("flowfabric_running", default=None)
-handled: ContextVar[ExecutionId | None] = ContextVar("flowfabric_handled", default=None)
-"""The execution whose handler runs here, inside its steps too."""
+handled: ContextVar[Scope | None] = ContextVar("flowfabric_handled", default=None)
+"""The same inside its steps too, where `running` is unset."""
 in_step: ContextVar[bool] = ContextVar("flowfabric_in_step", default=False)
 _told: set[str] = set()
 
@@ -198,7 +198,13 @@ def enter(scope: Scope) -> None:
     """Belong to this handler from here on, as its other threads and their tasks do not by themselves."""
     if running.get() is None and not in_step.get():
         running.set(scope)
-        handled.set(scope.claimed.execution_id)
+        handled.set(scope)
+
+
+def handled_id() -> ExecutionId | None:
+    """The execution whose handler runs here, inside its steps too."""
+    scope = handled.get()
+    return None if scope is None else scope.claimed.execution_id
 
 
 def tell_forgotten(app: Connector, what: str) -> None:

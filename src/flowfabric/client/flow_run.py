@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from uuid import UUID
 
 from flowfabric.client import current
 from flowfabric.client.failure import result_of, task_failed
-from flowfabric.client.following import Follower, follow_nodes, wait_seconds
+from flowfabric.client.following import FlowFollower, Follower, StreamReader, read_cursors, wait_seconds
 from flowfabric.client.limits import owned_budget, raise_owned
 from flowfabric.client.run import Run, connectors
 from flowfabric.errors import FlowFailed, InvalidInput, NotFound, TaskFailed, TimedOut
@@ -34,7 +33,6 @@ from flowfabric.values.flow import (
 from flowfabric.values.graph import replayable
 from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id
 from flowfabric.values.state import State
-from flowfabric.values.stream import StreamItem
 
 if TYPE_CHECKING:
     from flowfabric.client.client import AsyncClient
@@ -262,42 +260,50 @@ class FlowRun:
     def stream(
         self,
         *,
-        after: Mapping[str, str] | None = None,
+        after: str | Mapping[str, str] | None = None,
         live: bool = True,
         keep_alive: Duration | None = None,
         timeout: Duration | None = None,
-    ) -> AsyncIterator[StreamItem]:
+    ) -> StreamReader:
         """Follow what all its nodes emit; each item has its `node`. It ends when all nodes have ended.
 
-        `after` has the last cursor of each node that was read before. See `Run.stream`.
+        `after` is the `cursor` of an earlier reader, or has the cursor of an item of each node, by name. See
+        `Run.stream`.
         """
-        if after is not None and not isinstance(after, Mapping):
-            raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="a cursor for each node, by name")
-        known = dict(after or {})
-        for cursor in known.values():
-            Follower(_NO_NODE, after=cursor)
+        return self._reader(after, live, keep_alive, timeout)
+
+    def _reader(
+        self,
+        after: str | Mapping[str, str] | None,
+        live: bool,
+        keep_alive: Duration | None,
+        timeout: Duration | None,
+        *,
+        is_sealed: bool = False,
+    ) -> StreamReader:
+        """Follow the nodes; payloads that codecs wrote stay as they are stored if `is_sealed`."""
+        known = read_cursors(after)
         Follower(_NO_NODE, live=live)
-        return self._follow(
-            known, live, wait_seconds(keep_alive, "keep_alive"), wait_seconds(timeout, "timeout", timedelta(0))
-        )
+        silence, longest = wait_seconds(keep_alive, "keep_alive"), wait_seconds(timeout, "timeout", timedelta(0))
 
-    async def _follow(
-        self, known: Mapping[str, str], live: bool, keep_alive: float | None, timeout: float | None
-    ) -> AsyncIterator[StreamItem]:
-        client = await self._client()
-        until = None if timeout is None else time.monotonic() + timeout
+        async def begin() -> FlowFollower:
+            client = await self._client()
+            until = None if longest is None else time.monotonic() + longest
 
-        async def nodes() -> Mapping[str, ExecutionId]:
-            return (await self.refresh()).nodes
+            async def nodes() -> Mapping[str, ExecutionId]:
+                return (await self.refresh()).nodes
 
-        def follower(name: str, execution_id: ExecutionId) -> AsyncGenerator[StreamItem, None]:
-            left = None if until is None else max(until - time.monotonic(), 0)
-            follower = Follower(execution_id, after=known.get(name), live=live, timeout=left, node=name)
-            return follower.items(client.engine, client.codecs)
+            def follower(name: str, execution_id: ExecutionId, cursor: str | None) -> Follower:
+                left = None if until is None else max(until - time.monotonic(), 0)
+                made = Follower(execution_id, after=cursor, live=live, timeout=left, node=name)
+                return made.on(client.engine, None if is_sealed else client.codecs)
 
-        async with contextlib.aclosing(follow_nodes(nodes, follower, keep_alive)) as items:
-            async for item in items:
-                yield item
+            async def state() -> str:
+                return (await self.summary()).public_flow_state
+
+            return FlowFollower(nodes, follower, known, silence, state)
+
+        return StreamReader(begin)
 
     async def states(self) -> dict[str, State]:
         """The states of its nodes, by name."""
@@ -333,7 +339,7 @@ class FlowRun:
     ) -> FlowCancelled | CancellationScheduled | PartiallyCancelled:
         """Close it and cancel its nodes: all, only those not running yet (`cancel_pending`), or none (`flow_only`)."""
         engine = (await self._client()).engine
-        by = current.handled.get()
+        by = current.handled_id()
         return await engine.cancel_flow(
             self.flow_id, policy=policy, reason=reason, wait=wait, requester="" if by is None else str(by)
         )

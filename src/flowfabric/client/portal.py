@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar, cast
 
@@ -64,7 +64,7 @@ class Portal:
                 allowed="another client, or the same one afterwards",
             )
 
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
         """Yield the items of an async generator."""
 
         async def following() -> list[T]:

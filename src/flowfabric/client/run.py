@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from flowfabric.client import current
 from flowfabric.client.failure import result_of
-from flowfabric.client.following import Follower
+from flowfabric.client.following import Follower, StreamReader
 from flowfabric.client.limits import owned_budget, raise_owned
 from flowfabric.errors import InvalidInput, TimedOut
 from flowfabric.values.attempt import Attempt
@@ -23,7 +22,7 @@ from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.spending import RunUsage
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
-from flowfabric.values.stream import StreamItem, Summary
+from flowfabric.values.stream import Summary
 from flowfabric.values.wait import PendingWaitpoint
 
 if TYPE_CHECKING:
@@ -140,23 +139,23 @@ class Run(Generic[R_co]):
         live: bool = True,
         keep_alive: Duration | None = None,
         timeout: Duration | None = None,
-    ) -> AsyncIterator[StreamItem]:
+    ) -> StreamReader:
         """Follow what its handler emits, from the beginning or from after the `cursor` of an item.
 
-        Yields a `Frame` for each emission and a `NewAttempt` where a retry or another worker begins again. It ends when
-        the execution has ended and everything was read. `attempt` follows one attempt only; `live=False` leaves out
-        best-effort frames; `keep_alive` yields a `KeepAlive` after that much silence. `TimedOut` after `timeout`.
+        Yields a `Frame` for each emission, a `NewAttempt` where a retry or another worker begins again, and a `Gap`
+        where emissions are no longer kept. It ends when the execution has ended and everything was read. `attempt`
+        follows one attempt only, counted from 0; `live=False` leaves out best-effort frames; `keep_alive` yields a
+        `KeepAlive` after that much silence. `TimedOut` after `timeout`.
         """
         follower = Follower(
             self.execution_id, after=after, attempt=attempt, live=live, keep_alive=keep_alive, timeout=timeout
         )
-        return self._follow(follower)
 
-    async def _follow(self, follower: Follower) -> AsyncIterator[StreamItem]:
-        client = await self._client()
-        async with contextlib.aclosing(follower.items(client.engine, client.codecs)) as items:
-            async for item in items:
-                yield item
+        async def begin() -> Follower:
+            client = await self._client()
+            return follower.on(client.engine, client.codecs)
+
+        return StreamReader(begin)
 
     async def summary(self, *, attempt: int | None = None) -> Summary | None:
         """The document its handler made with `ctx.summarize`, of the latest attempt; None if there is none."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from flowfabric.bridges.callbacks import Received
 from flowfabric.client.client import AsyncClient, Filters
 from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.flow_run import FlowRun, Named
+from flowfabric.client.following import SyncStreamReader
 from flowfabric.client.portal import Portal
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submittable, TypedTask
@@ -45,7 +46,7 @@ from flowfabric.values.signal import Accepted, DuplicateSignal
 from flowfabric.values.spending import Mode, RunUsage
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
-from flowfabric.values.stream import StreamItem, Summary
+from flowfabric.values.stream import Summary
 from flowfabric.values.wait import PendingWaitpoint, Wait
 from flowfabric.values.worker import WorkerRecord
 
@@ -127,15 +128,17 @@ class SyncRun(Generic[R_co]):
         live: bool = True,
         keep_alive: Duration | None = None,
         timeout: Duration | None = None,
-    ) -> Iterator[StreamItem]:
+    ) -> SyncStreamReader:
         """Follow what its handler emits, from the beginning or from after the `cursor` of an item.
 
-        Yields a `Frame` for each emission and a `NewAttempt` where a retry or another worker begins again. It ends when
-        the execution has ended and everything was read. `attempt` follows one attempt only; `live=False` leaves out
-        best-effort frames; `keep_alive` yields a `KeepAlive` after that much silence. `TimedOut` after `timeout`.
+        Yields a `Frame` for each emission, a `NewAttempt` where a retry or another worker begins again, and a `Gap`
+        where emissions are no longer kept. It ends when the execution has ended and everything was read. `attempt`
+        follows one attempt only, counted from 0; `live=False` leaves out best-effort frames; `keep_alive` yields a
+        `KeepAlive` after that much silence. `TimedOut` after `timeout`.
         """
-        return self._portal.iterate(
-            self.run.stream(after=after, attempt=attempt, live=live, keep_alive=keep_alive, timeout=timeout)
+        return SyncStreamReader(
+            self._portal,
+            self.run.stream(after=after, attempt=attempt, live=live, keep_alive=keep_alive, timeout=timeout),
         )
 
     def summary(self, *, attempt: int | None = None) -> Summary | None:
@@ -305,16 +308,19 @@ class SyncFlowRun:
     def stream(
         self,
         *,
-        after: Mapping[str, str] | None = None,
+        after: str | Mapping[str, str] | None = None,
         live: bool = True,
         keep_alive: Duration | None = None,
         timeout: Duration | None = None,
-    ) -> Iterator[StreamItem]:
+    ) -> SyncStreamReader:
         """Follow what all its nodes emit; each item has its `node`. It ends when all nodes have ended.
 
-        `after` has the last cursor of each node that was read before. See `Run.stream`.
+        `after` is the `cursor` of an earlier reader, or has the cursor of an item of each node, by name. See
+        `Run.stream`.
         """
-        return self._portal.iterate(self.run.stream(after=after, live=live, keep_alive=keep_alive, timeout=timeout))
+        return SyncStreamReader(
+            self._portal, self.run.stream(after=after, live=live, keep_alive=keep_alive, timeout=timeout)
+        )
 
     def states(self) -> dict[str, State]:
         """The states of its nodes, by name."""
@@ -663,12 +669,14 @@ class Client:
         parent: str | ExecutionId | None = None,
         created_from: datetime | None = None,
         created_before: datetime | None = None,
+        order_by: Literal["created", "ended"] = "created",
         limit: int = 50,
         cursor: Place | None = None,
     ) -> Page[ExecutionInfo, Place]:
         """One page of executions, newest first. A page may have fewer than `limit` although `next_cursor` is set.
 
         `parent`: only tasks that the handler of this execution submitted; `run.children()` has its flows too.
+        `order_by="ended"`: those first that ended last, of states other than `completed`.
         """
         return self._portal.call(
             self._client.find(
@@ -680,6 +688,7 @@ class Client:
                 parent=parent,
                 created_from=created_from,
                 created_before=created_before,
+                order_by=order_by,
                 limit=limit,
                 cursor=cursor,
             )
@@ -692,7 +701,7 @@ class Client:
     def failures(
         self, *, limit: int = 50, cursor: Place | None = None, **filters: Unpack[Filters]
     ) -> Page[ExecutionInfo, Place]:
-        """Executions that failed or expired, newest first."""
+        """Executions that failed or expired; those first that ended last."""
         return self._portal.call(self._client.failures(limit=limit, cursor=cursor, **filters))
 
     def cancel(

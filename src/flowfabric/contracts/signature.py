@@ -27,6 +27,7 @@ from flowfabric.contracts.misfits import shown_name, why_not_read
 from flowfabric.contracts.value_types import ValueType, checked_type, function_name, resolve_annotation
 from flowfabric.errors import InvalidInput
 
+_CONTEXT_NAMES: Final = ("ctx", "context")
 _ALLOWED_PARAMETERS: Final = "parameters that can be named one by one"
 _UNNAMED: Final[Mapping[Any, str]] = types.MappingProxyType(
     {
@@ -147,6 +148,13 @@ class Signature:
         for each in _inspected(fn).parameters.values():
             if each.kind in _UNNAMED:
                 raise InvalidInput(f"is {_UNNAMED[each.kind]} in {name}", field=each.name, allowed=_ALLOWED_PARAMETERS)
+            if each.annotation is each.empty and each.default is each.empty and each.name in _CONTEXT_NAMES:
+                right = context_types[0 if inspect.iscoroutinefunction(called) else -1].__name__
+                raise InvalidInput(
+                    f"has no annotation in {name}; did you mean {each.name}: ff.{right}?",
+                    field=each.name,
+                    allowed="an annotation: the context, or the type of an argument",
+                )
             annotation = resolve_annotation(fn, each.name, each.annotation)
             if (shared := _shared_type(annotation, each.name)) is not None:
                 data[each.name] = shared

@@ -40,7 +40,7 @@ class Control(Operations):
             repeatable=True,
         )
         return [
-            Cancelled(target, has_children=row["detail"] == "children") if row["code"] == "ok" else raised(row, target)
+            rows.cancelled(row, target) if row["code"] == "ok" else raised(row, target)
             for target, row in zip(targets, rows.by_place(found, len(targets)), strict=True)
         ]
 

@@ -271,7 +271,7 @@ class Executions(Operations):
         row = await self._row(statement, *fences.columns, *how, repeatable=True)
         if row["code"] not in ("ok", "replayed"):
             raise raised(row, fences.execution_id(0))
-        return Cancelled(fences.execution_id(0), has_children=row["detail"] == "children")
+        return rows.cancelled(row, fences.execution_id(0))
 
 
 def _failed(found: Sequence[asyncpg.Record], fences: Fences) -> list[RetryScheduled | TerminalFailed | FlowFabricError]:

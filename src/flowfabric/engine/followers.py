@@ -236,6 +236,7 @@ class Followers:
         self._cursor = EventCursor()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()  # loops that only remove their announcement
 
     @property
     def count(self) -> int:
@@ -246,7 +247,7 @@ class Followers:
         """Read for a subscription that is at the end of the log; False: it is behind, and must read on for itself."""
         if self.is_closing:
             return False
-        if self._task is None or self._task.done():
+        if self._task is None:
             self._cursor = one.position
             # Of the process, not of the task that happens to be the first to follow.
             loop = asyncio.get_running_loop()
@@ -337,7 +338,12 @@ class Followers:
             log.exception("following the event log failed")
             self._disconnect_all(f"{type(error).__name__}: {error}")
         finally:
-            if asleep is not None and not self.is_closing:
+            # From here on nothing is read: a subscription that comes now needs another loop.
+            self._attached.clear()
+            ended, self._task = self._task, None
+            if asleep is not None and not self.is_closing and ended is not None:
+                self._ending.add(ended)
+                ended.add_done_callback(self._ending.discard)
                 with contextlib.suppress(FlowFabricError):
                     await self._engine.sleep_for_events(None, asleep)
 
@@ -379,10 +385,10 @@ class Followers:
         self.is_closing = True
         for one in list(self.open):
             one.disconnect("the engine shuts down")
-        if self._task is not None:
-            self._task.cancel()
+        for task in (*self._ending, *(() if self._task is None else (self._task,))):
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+                await task
 
 
 def _together(members: Sequence[Subscription[Any]]) -> list[Choice]:

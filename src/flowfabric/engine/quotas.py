@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from unicodedata import category
 from uuid import UUID
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import check_duration, check_filled, check_int, check_limit
 from flowfabric.errors import Corruption, InvalidInput, NotFound
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import check_text, quoted
 from flowfabric.values.ids import ExecutionId, QuotaPolicyId, parse_execution_id, parse_uuid
 from flowfabric.values.page import Page
 from flowfabric.values.quota import (
@@ -228,7 +229,12 @@ def _policy_id(value: object, field: str = "quota_policy_id") -> QuotaPolicyId:
 
 
 def _name(value: object) -> str:
-    return check_filled(value, "name")
+    name = check_filled(value, "name")
+    if any(category(letter) == "Cc" for letter in name):
+        raise InvalidInput(
+            f"contains a control character: {quoted(name)}", field="name", allowed="names without control characters"
+        )
+    return name
 
 
 def _window(value: object) -> int:

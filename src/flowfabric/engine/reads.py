@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from msgspec import Struct
@@ -17,6 +17,7 @@ from flowfabric.engine.checks import (
     check_limit,
     check_list,
     check_tag,
+    check_word,
     parse_partition,
     read_cursor,
     time_cursor,
@@ -36,9 +37,10 @@ from flowfabric.values.ids import (
     parse_uuid,
 )
 from flowfabric.values.page import Page
-from flowfabric.values.state import State
+from flowfabric.values.state import UNSUCCESSFUL, State
 
 FIND_BUDGET = 20_000
+_ORDERS = frozenset(("created", "ended"))
 
 
 class Place(Struct, frozen=True):
@@ -154,22 +156,33 @@ class Reads(Operations):
         created_from: datetime | None = None,
         created_before: datetime | None = None,
         stopped: bool = False,
+        order_by: Literal["created", "ended"] = "created",
         cursor: Place | None = None,
         limit: int = 50,
     ) -> Page[ExecutionInfo, Place]:
         """Return executions of all partitions that match every filter given, newest first.
 
-        `stopped`: only those that changed code stopped, which wait for code that fits.
+        `stopped`: only those that changed code stopped, which wait for code that fits. `order_by="ended"` has those
+        first that ended last; it needs `states`, all of them failed, expired, cancelled or skipped. A cursor is for
+        lists in the same order.
 
         A call reads a bounded number of rows: with filters that match few executions, a page may have fewer items than
         `limit`, or none, and still a `next_cursor` to continue from.
         """
         size = check_limit(limit, 1000)
+        wanted = None if states is None else [_state(state) for state in check_list(states, "states")]
+        by_end = check_word(order_by, _ORDERS, "order_by") == "ended"
+        if by_end and (wanted is None or stopped or not UNSUCCESSFUL.issuperset(wanted)):
+            raise InvalidInput(
+                "got 'ended'",
+                field="order_by",
+                allowed="created, or ended with states failed, expired, cancelled, skipped",
+            )
         args = (
             None if namespace is None else check_text(namespace, "namespace"),
             None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")],
             None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
-            None if states is None else [_state(state) for state in check_list(states, "states")],
+            wanted,
             *check_tag(tag, "tag"),
             None if flow_id is None else parse_flow_id(flow_id),
             None if created_from is None else moment(created_from, "created_from"),
@@ -179,6 +192,7 @@ class Reads(Operations):
             FIND_BUDGET,
             None if parent_id is None else parse_execution_id(parent_id, "parent_id"),
             bool(stopped),
+            by_end,
         )
         if size == 0:
             return Page(())

@@ -1,6 +1,6 @@
 """A rate limiter and a circuit breaker, to protect the database and the services that handlers call.
 
-Both see only this process; limits across processes belong into the database. Neither keeps the engine from closing.
+Both see only this process; for limits across processes use quotas (`app.quota`). Neither keeps the engine from closing.
 """
 
 from __future__ import annotations

@@ -123,11 +123,15 @@ class Moved(Struct, frozen=True):
 
 
 class Cancelled(Struct, frozen=True):
-    """`has_children`: what it submitted is still to be cancelled, which duties do."""
+    """`has_children`: what it submitted is still to be cancelled, which duties do.
+
+    `was_cancelled`: it was cancelled before this call, which changed nothing.
+    """
 
     execution_id: ExecutionId
     public_state: State = State.CANCELLED
     has_children: bool = False
+    was_cancelled: bool = False
 
 
 class Attempt(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
+from flowfabric.values.binding import Bind
 from flowfabric.values.budget import MAX_AMOUNT, MAX_BUDGETS, MAX_DIMENSIONS, ExecutionUsage, SoftBreach
 from flowfabric.values.checks import check_text
 from flowfabric.values.ids import BudgetId, ExecutionId, QuotaPolicyId
@@ -26,7 +27,7 @@ _MAX_NAME: Final = 256
 def usd(amount: str | int | float | Decimal) -> int:
     """Return an amount of money in millionths, rounded up: `ff.usd("0.10")` is 100,000.
 
-    Budgets count whole numbers. The name stands for any currency with which you count.
+    Budgets count whole numbers. Use it for any currency.
     """
     allowed = "an amount of zero or more, such as 20, 0.35 or '0.10'"
     if isinstance(amount, bool) or not isinstance(amount, str | int | float | Decimal):
@@ -191,6 +192,7 @@ class BudgetSpec(Struct, frozen=True, kw_only=True):
     soft: dict[str, int]
     every: timedelta | None
     mode: Mode
+    bind: tuple[Bind, ...] = ()
 
 
 class QuotaSpec(Struct, frozen=True, kw_only=True):
@@ -202,6 +204,7 @@ class QuotaSpec(Struct, frozen=True, kw_only=True):
     window: timedelta
     key: str | None
     jitter: timedelta
+    bind: tuple[Bind, ...] = ()
 
 
 class FoundLimit(Struct, frozen=True, kw_only=True):

@@ -70,6 +70,8 @@ STATE_OF: Final[dict[TerminalOutcome, State]] = {
     TerminalOutcome.EXPIRED: State.EXPIRED,
     TerminalOutcome.SKIPPED: State.SKIPPED,
 }
+UNSUCCESSFUL: Final = frozenset((State.FAILED, State.CANCELLED, State.EXPIRED, State.SKIPPED))
+"""Ends other than success."""
 _OUTCOME_OF: Final[dict[State, TerminalOutcome]] = {state: outcome for outcome, state in STATE_OF.items()}
 
 TERMINAL_STATES: Final = frozenset(_OUTCOME_OF)

@@ -24,6 +24,10 @@ MAX_PATCH_DEPTH: Final = 16
 NULL_SENTINEL: Final = "__ff_null__"
 """In a summary patch: a value that is null in the document. A plain null deletes the key."""
 
+SUMMARY_DELTA: Final = "summary_delta"
+RESERVED_TYPES: Final = ("end", "error", "gap", "new_attempt", "open", SUMMARY_DELTA)
+"""Words that mean something else among server-sent events; `ctx.emit` refuses them as types."""
+
 _POSITION: Final = re.compile(r"[0-9]+(-[0-9]+)?")
 _LAST: Final = 2**63 - 1
 _CURSORS: Final = "<ms> or <ms>-<n>, the id of a frame"
@@ -85,7 +89,10 @@ class Appended(Struct, frozen=True, kw_only=True):
 
 
 class Frame(Struct, frozen=True, kw_only=True):
-    """A frame as it is read. `id` is its position in the stream of its attempt, `type` its type or else its kind."""
+    """A frame as it is read. `id` is its position in the stream of its attempt, `type` its type or else its kind.
+
+    `number` counts the durable frames of the stream up to this one; None if that is not known.
+    """
 
     id: str
     at: datetime
@@ -100,6 +107,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     ttl: timedelta | None = None
     attempt_index: int = 0
     node: str | None = None
+    number: int | None = None
 
     @property
     def text(self) -> str:
@@ -116,7 +124,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     @property
     def cursor(self) -> str:
         """Where to continue after this frame: the `after` of `run.stream`."""
-        return f"{self.attempt_index}/{self.id}"
+        return run_cursor(self.attempt_index, self.id, self.number)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -143,13 +151,15 @@ class Frame(Struct, frozen=True, kw_only=True):
 class StreamPage(Struct, frozen=True, kw_only=True):
     """Frames of one stream, and its state, from one moment. `attempts` and `has_ended` are of the execution.
 
-    If the stream is closed and the page is not full, the reader has everything.
+    If the stream is closed and the page is not full, the reader has everything. The first `dropped` durable frames are
+    no longer kept: a reader that has seen fewer missed the others.
     """
 
     frames: tuple[Frame, ...]
     closed_at: datetime | None
     closed_reason: str | None
     frame_count: int
+    dropped: int
     maxlen_applied_last: int | None
     attempt_index: int
     attempts: int
@@ -185,13 +195,24 @@ class NewAttempt(Struct, frozen=True, kw_only=True):
         return f"{self.attempt_index}/0-0"
 
 
+class Gap(Struct, frozen=True, kw_only=True):
+    """In `run.stream()`: emissions are missing here, because newer ones displaced them before they were read.
+
+    `missing` is how many; None if that is not known, and there may be none.
+    """
+
+    cursor: str
+    missing: int | None
+    node: str | None = None
+
+
 class KeepAlive(Struct, frozen=True, kw_only=True):
     """In `run.stream(keep_alive=...)`: nothing was emitted for a while."""
 
     cursor: str
 
 
-StreamItem: TypeAlias = Frame | NewAttempt | KeepAlive
+StreamItem: TypeAlias = Frame | NewAttempt | Gap | KeepAlive
 
 
 class Position(Struct, frozen=True, order=True):
@@ -238,9 +259,22 @@ def parse_bound(value: object, field: str, *, upper: bool = False) -> Position:
     return parse_position(value, field, upper=upper)
 
 
-def parse_run_cursor(value: object, field: str = "after") -> tuple[int, Position]:
-    """Read `<attempt>/<ms>-<n>`, the cursor of `run.stream`."""
-    attempt, has_position, position = value.partition("/") if isinstance(value, str) else ("", "", "")
-    if not has_position or not (attempt.isascii() and attempt.isdigit()) or len(attempt) > 10 or int(attempt) >= 2**31:
-        raise InvalidInput(f"got {quoted(value)}", field=field, allowed="<attempt>/<ms>-<n>, the cursor of an item")
-    return int(attempt), parse_position(position, field)
+def run_cursor(attempt_index: int, position: str, number: int | None) -> str:
+    """Write the cursor of `run.stream`: a position of an attempt, and the number of durable frames up to it."""
+    return f"{attempt_index}/{position}" if number is None else f"{attempt_index}/{position}/{number}"
+
+
+def parse_run_cursor(value: object, field: str = "after") -> tuple[int, Position, int | None]:
+    """Read `<attempt>/<ms>-<n>` or `<attempt>/<ms>-<n>/<number>`, the cursor of `run.stream`."""
+    parts = value.split("/") if isinstance(value, str) else []
+    attempt, number = (parts[0], parts[2] if len(parts) == 3 else None) if len(parts) in (2, 3) else ("", None)
+    if not _is_int(attempt) or not (number is None or _is_int(number)):
+        raise InvalidInput(
+            f"got {quoted(value)}", field=field, allowed="<attempt>/<ms>-<n>/<number>, the cursor of an item"
+        )
+    return int(attempt), parse_position(parts[1], field), None if number is None else int(number)
+
+
+def _is_int(text: str) -> bool:
+    """Whether it is a number of 31 bits."""
+    return text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31

@@ -92,7 +92,7 @@ class Handlers:
     async def run(self, running: Running) -> None:
         """Run a handler to its end and report it. Raises only errors of the worker itself."""
         current.running.set(running)
-        current.handled.set(running.claimed.execution_id)
+        current.handled.set(running)
         task_tree.owner.set(running.tasks)
         task, claimed = running.task, running.claimed
         signature = task.signature

@@ -65,6 +65,7 @@ CASES = [
         parent_id=by_field(UUIDS),
         created_from=by_field([*MOMENTS, timedelta(1)]),
         created_before=by_field([*MOMENTS, timedelta(1)]),
+        order_by=by_field(["", "other", 5, None, [], "ended"]),
         cursor=by_field(
             [
                 5,

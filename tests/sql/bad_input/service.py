@@ -68,7 +68,7 @@ CASES = [
         "create_quota_policy",
         lambda world: {"name": "q"},
         quota_policy_id=by_field(UUIDS),
-        name=by_field([None, "", *TEXTS]),
+        name=by_field(["a\n", None, "", *TEXTS]),
         key=by_field(["", *TEXTS]),
         window=by_field([*WINDOWS, None]),
         max_requests_per_window=by_field(NUMBERS),

@@ -7,6 +7,7 @@ from flowfabric._postgres.rows.claims import claimed, started
 from flowfabric._postgres.rows.events import event
 from flowfabric._postgres.rows.executions import (
     attempt,
+    cancelled,
     child,
     context,
     execution,
@@ -43,6 +44,7 @@ __all__ = [
     "attempt",
     "budget",
     "by_place",
+    "cancelled",
     "child",
     "claimed",
     "context",

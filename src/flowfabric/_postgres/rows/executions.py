@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from flowfabric._postgres.rows.values import Row, json_of, one_of, readable
-from flowfabric.values.attempt import Attempt, AttemptType, CurrentAttempt
+from flowfabric.values.attempt import Attempt, AttemptType, Cancelled, CurrentAttempt
 from flowfabric.values.child import Child
 from flowfabric.values.execution import Execution, ExecutionContext, ExecutionInfo, ExecutionSnapshot, Outcome
 from flowfabric.values.ids import ExecutionId
@@ -239,3 +239,7 @@ def expired_lease(row: Row) -> ExpiredLease:
         expires_at=row["lease_expires_at"],
         attempt_index=row["attempt_index"],
     )
+
+
+def cancelled(row: Row, execution_id: ExecutionId) -> Cancelled:
+    return Cancelled(execution_id, has_children=row["detail"] == "children", was_cancelled=row["detail"] == "already")

@@ -21,7 +21,7 @@ def appended(row: Row) -> Appended | None:
     )
 
 
-def frame(row: Row, attempt_index: int) -> Frame:
+def frame(row: Row, attempt_index: int, number: int | None = None) -> Frame:
     return Frame(
         id=f"{row['ms']}-{row['n']}",
         at=frame_time(row["ms"]),
@@ -35,6 +35,7 @@ def frame(row: Row, attempt_index: int) -> Frame:
         summary_version=row["summary_version"],
         ttl=None if row["ttl_ms"] is None else timedelta(milliseconds=row["ttl_ms"]),
         attempt_index=attempt_index,
+        number=number,
     )
 
 
@@ -48,7 +49,7 @@ def stream_pages(found: Sequence[Row], count: int) -> list[StreamPage]:
         if head is None:
             heads[place] = row
         else:
-            frames[place].append(frame(row, head["attempt_index"]))
+            frames[place].append(frame(row, head["attempt_index"], row["number"]))
     return [_page(head, tuple(some)) for head, some in zip(heads, frames, strict=True) if head is not None]
 
 
@@ -58,6 +59,7 @@ def _page(head: Row, frames: tuple[Frame, ...]) -> StreamPage:
         closed_at=head["closed_at"],
         closed_reason=head["closed_reason"],
         frame_count=head["frame_count"],
+        dropped=head["number"],
         maxlen_applied_last=head["maxlen_applied"],
         attempt_index=head["attempt_index"],
         attempts=head["attempts"] or 0,

@@ -37,7 +37,7 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
 
     async def work(engine: Engine) -> int:
         flow_id = await resolve_flow(engine, flow)
-        client = _client(engine, known)
+        client = client_of(engine, known)
         try:
             if (await read_frame(engine, flow_id)).graph.nodes:
                 await client.flow(flow_id).wait(span)
@@ -63,7 +63,7 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
         raise typer.Exit(code)
 
 
-def _client(engine: Engine, known: App | None) -> AsyncClient:
+def client_of(engine: Engine, known: App | None) -> AsyncClient:
     """A client on the connections of the command, which the app's handles use, too."""
     from flowfabric.app.app import App  # noqa: PLC0415
     from flowfabric.client import AsyncClient  # noqa: PLC0415

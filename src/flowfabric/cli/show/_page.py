@@ -74,12 +74,12 @@ def page(seen: Seen) -> None:
     _show_steps(seen)
     _show_signals(seen)
     if seen.frames and seen.payloads:
-        _output.heading(f"Output, the last of {seen.frame_count:,} frames (flowfabric tail)")
-        rows = [
-            (frame.at, frame.type, _shortened(seen, _text(seen, frame.payload, frame.encoding)))
-            for frame in seen.frames
-        ]
-        _output.table(["EMITTED", "TYPE", "TEXT"], rows)
+        _output.heading(f"Output{_part(seen)} (flowfabric tail)")
+        _output.table(
+            ["EMITTED", Column("TYPE", cut=12), Column("TEXT", cut=28)],
+            [(frame.at, frame.type, _text(seen, frame.payload, frame.encoding)) for frame in seen.frames],
+            wide=seen.wide or None,
+        )
     if seen.context is not None and seen.context.input_payload:
         _output.heading("Input")
         _show_value(seen, seen.context.input_payload, seen.context.payload_encoding)
@@ -156,6 +156,7 @@ def _show_facts(seen: Seen) -> None:
             ("attempt until", found.attempt_timeout_at),
             ("progress", " ".join(part for part in (percent, message) if part)),
             ("output", f"{frames:,} frame{'' if frames == 1 else 's'}" if frames else None),
+            ("summary", seen.summary and f"{counted(seen.summary.version, 'change')} (flowfabric summary)"),
             ("worker", lease and lease.worker_instance_id),
             ("lease until", found.current_lease and found.current_lease.expires_at),
             ("lease lost", found.lease_lost),
@@ -167,6 +168,12 @@ def _show_facts(seen: Seen) -> None:
             ("on failure", None if seen.hook is None else f"{seen.hook.task} {seen.hook.execution_id or ''}".rstrip()),
         ]
     )
+
+
+def _part(seen: Seen) -> str:
+    """How much of the output is shown: the newest durable emissions."""
+    shown = len(seen.frames)
+    return "" if shown == seen.frame_count else f", the last {shown} of {counted(seen.frame_count, 'frame')}"
 
 
 def _stopped(found: Execution) -> str:

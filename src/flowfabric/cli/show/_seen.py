@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flowfabric.values.execution import Execution, ExecutionContext, Result
     from flowfabric.values.signal import RecordedSignal
     from flowfabric.values.step import Step
-    from flowfabric.values.stream import Frame
+    from flowfabric.values.stream import Frame, Summary
     from flowfabric.values.wait import PendingWaitpoint, Suspension
     from flowfabric.values.worker import Unserved
 
@@ -100,6 +100,7 @@ class Seen:
     signals: deque[RecordedSignal]
     frame_count: int  # of the latest attempt
     frames: list[Frame]  # its last ones
+    summary: Summary | None
     events: list[Event] | None
     context: ExecutionContext | None
     result: Result | None
@@ -138,6 +139,7 @@ async def read(
         signals=await _signals(engine, target, None if all_signals else _SIGNALS),
         frame_count=(await engine.read_streams([(target, None, END)], count_limit=1))[0].frame_count,
         frames=(await engine.read_last_frames([target], count_limit=_FRAMES)).get(target, []),
+        summary=await engine.read_summary(target),
         events=await _events(engine, target) if timeline else None,
         context=await engine.read_execution_context(target) if payloads else None,
         result=await engine.read_result(target) if payloads else None,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _GIVEN_UP = {
     "suspend": ("suspended", ""),
     "worker_park": ("parked", "waits without a worker"),
+    "failed_retry_scheduled": ("failed", "is retried"),
     "steps_changed": ("stopped", "its code has changed: waits for code that fits"),
 }
 _INTERNAL = frozenset(("new_lease_epoch", "branch", "groups_reset"))  # details for programs

@@ -13,6 +13,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ from flowfabric.values.durations import Duration, duration
 from flowfabric.values.lease import HandleKind
 from flowfabric.values.stream import (
     MAX_FRAME,
+    RESERVED_TYPES,
     Appended,
     BestEffortLive,
     DurabilityMode,
@@ -40,24 +42,44 @@ if TYPE_CHECKING:
 
 MAX_FRAMES = 1000
 MAX_BYTES = 1 << 20
+_TTL = timedelta(seconds=10)
 _ENCODER = msgspec.json.Encoder()
 
 
 class Emission:
     """A frame on its way to the database. `stored` is set if the handler waits for the commit."""
 
-    __slots__ = ("frame", "running", "stored")
+    __slots__ = ("frame", "is_log", "running", "stored")
 
-    def __init__(self, running: Running, frame: NewFrame, stored: asyncio.Future[None] | None = None) -> None:
+    def __init__(
+        self,
+        running: Running,
+        frame: NewFrame,
+        stored: asyncio.Future[None] | None = None,
+        *,
+        is_log: bool = False,
+    ) -> None:
         self.running = running
         self.frame = frame
         self.stored = stored
+        self.is_log = is_log
 
 
 class Emitting:
     """The frames of one execution that are not stored yet, and the numbers of those that are."""
 
-    __slots__ = ("_bytes", "_changed", "_error", "_known", "_mark", "_pending", "_running", "_sent", "_used")
+    __slots__ = (
+        "_bytes",
+        "_changed",
+        "_dropped",
+        "_error",
+        "_known",
+        "_mark",
+        "_pending",
+        "_running",
+        "_sent",
+        "_used",
+    )
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -65,6 +87,7 @@ class Emitting:
         self._sent = 0
         self._bytes = 0
         self._changed = asyncio.Event()
+        self._dropped = 0  # log lines since the buffer is full
         self._error: FlowFabricError | None = None
         self._mark = 0
         self._used: Counter[tuple[str, str]] = Counter()
@@ -105,14 +128,31 @@ class Emitting:
         self._bytes += len(emission.frame.payload)
         self._running.worker.reports.emit(emission)
 
-    def put_if_room(self, frame: NewFrame) -> None:
-        """The same, if the buffer has room and the lease is held. It does not count for a re-run of the handler."""
-        if self._pending >= MAX_FRAMES or self._bytes >= MAX_BYTES or self._running.is_cancelled:
+    def put_line(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+        """Send a line of a log, if the buffer has room and the lease is held. A re-run of the handler repeats it."""
+        if self._running.handle.lease_id not in self._running.worker.held:
             return
+        if self._pending >= MAX_FRAMES or self._bytes >= MAX_BYTES:
+            self._dropped += 1
+            return
+        self._put_dropped(type, kind)
+        self._put_text(line, type, kind)
+
+    def _put_dropped(self, type: str = "log", kind: FrameKind = "stderr") -> None:  # noqa: A002 - as in the frame
+        """Say how many lines were dropped here."""
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            self._put_text(f"[{dropped} lines were dropped]", type, kind)
+
+    def _put_text(self, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+        running = self._running
+        most = MAX_FRAME if running.worker.codecs.is_plain else MAX_FRAME // 2
+        text = escape_text(line, most - 1) + "\n"
+        frame = new_frame(running, text, type=type, kind=kind, correlation_id=None, mode=Durable())
         if self._known is not None or self._is_first_run:
             self._mark += 1
             frame = msgspec.structs.replace(frame, mark=self._mark)
-        self.put(Emission(self._running, frame))
+        self.put(Emission(running, frame, is_log=True))
 
     @property
     def _is_first_run(self) -> bool:
@@ -136,7 +176,8 @@ class Emitting:
         if isinstance(verdict, FlowFabricError):
             if isinstance(verdict, LeaseLost | ExecutionNotActive | NotFound) or verdict.kind == "stream_closed":
                 self._running.worker.handlers.lost(self._running, verdict)
-            self._error = self._error or verdict
+            if not emission.is_log:
+                self._error = self._error or verdict
         stored = emission.stored
         if stored is not None and not stored.done():
             stored.set_result(None)
@@ -149,6 +190,8 @@ class Emitting:
 
     async def settled(self) -> None:
         """Wait until every frame so far is stored or refused; a task that the handler left behind may emit more."""
+        if self._running.handle.lease_id in self._running.worker.held:
+            self._put_dropped()
         sent = self._sent
         while self._sent - self._pending < sent:
             self._changed.clear()
@@ -174,23 +217,35 @@ async def emit(
     type: str,  # noqa: A002 - the word of the context
     kind: FrameKind | None,
     live: bool,
-    ttl: Duration,
+    ttl: Duration | None,
     correlation_id: str | None,
     durability_mode: DurabilityMode | None,
 ) -> None:
     """Emit text, bytes or a JSON value."""
-    await running.check()
+    await _check(running)
     waits = _waits(running, durability_mode)
+    if type in RESERVED_TYPES:
+        raise InvalidInput(
+            f"{type!r} has a meaning of its own among server-sent events",
+            field="type",
+            allowed=f"any other word than {', '.join(RESERVED_TYPES)}",
+        )
     if not isinstance(live, bool):
         raise InvalidInput(f"got {live!r}", field="live", allowed="True or False")
-    mode: FrameMode = BestEffortLive(ttl=duration(ttl, "ttl")) if live else Durable()
+    if live and durability_mode is not None:
+        raise InvalidInput(
+            "best-effort output is not stored durably", field="durability_mode", allowed="None with live=True"
+        )
+    if ttl is not None and not live:
+        raise InvalidInput("is for best-effort output", field="ttl", allowed="None without live=True")
+    mode: FrameMode = BestEffortLive(ttl=duration(_TTL if ttl is None else ttl, "ttl")) if live else Durable()
     frame = new_frame(running, data, type=type, kind=kind, correlation_id=correlation_id, mode=mode)
     await running.emitting.emit(frame, waits=waits)
 
 
 async def summarize(running: Running, patch: Any, *, plain: bool, durability_mode: DurabilityMode | None) -> None:
     """Merge a JSON object into the attempt's summary document."""
-    await running.check()
+    await _check(running)
     if not running.worker.codecs.is_plain and plain is not True:
         raise InvalidInput(
             "the database merges summaries and cannot read what the app's codecs write",
@@ -205,6 +260,13 @@ async def summarize(running: Running, patch: Any, *, plain: bool, durability_mod
     await running.emitting.emit(check_frame(frame), waits=waits)
 
 
+async def _check(running: Running) -> None:
+    """Refuse calls of a handler that was asked to stop, or has ended."""
+    await running.check()
+    if running.handle.lease_id not in running.worker.held:
+        raise LeaseLost(detail="the handler has ended", execution_id=running.claimed.execution_id)
+
+
 def _waits(running: Running, durability_mode: DurabilityMode | None) -> bool:
     """Whether to wait for the commit: as the call says, otherwise the execution's policy."""
     if durability_mode not in (None, "buffered", "durable"):
@@ -217,17 +279,19 @@ def emit_soon(running: Running, line: str, type: str, kind: FrameKind) -> None: 
 
     What a frame cannot hold is escaped, or cut off.
     """
-    most = MAX_FRAME if running.worker.codecs.is_plain else MAX_FRAME // 2
-    frame = new_frame(
-        running, escape_text(line, most - 1) + "\n", type=type, kind=kind, correlation_id=None, mode=Durable()
-    )
-    put = running.emitting.put_if_room
-    with contextlib.suppress(RuntimeError):  # no loop runs in this thread
-        if asyncio.get_running_loop() is running.loop:
-            put(frame)  # at once: before what the handler emits next, and before its end
-            return
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        running.loop.call_soon_threadsafe(put, frame)
+    try:
+        is_here = asyncio.get_running_loop() is running.loop
+    except RuntimeError:
+        is_here = False
+    if is_here:  # in its place among other emissions, and before the handler ends
+        _put_line(running, line, type, kind)
+    else:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            running.loop.call_soon_threadsafe(_put_line, running, line, type, kind)
+
+
+def _put_line(running: Running, line: str, type: str, kind: FrameKind) -> None:  # noqa: A002 - as in the frame
+    running.emitting.put_line(line, type, kind)
 
 
 def new_frame(
@@ -245,6 +309,8 @@ def new_frame(
     elif isinstance(data, bytes | bytearray | memoryview):
         payload, own_kind = bytes(data), "blob"
     else:
+        if _has_nan(data):
+            raise InvalidInput("contains NaN or an infinite number", field="data", allowed="finite numbers")
         payload, own_kind = _json(data, "data"), "event"
     codecs, encoding = running.worker.codecs, None
     if not codecs.is_plain:

@@ -62,7 +62,8 @@ begin
     into a_item, a_dim, a_amount
     from (select u.item, u.dim collate "C" as dim, sum(u.amount) as amount
           from unnest(p_amount_item, p_dimension, p_amount) as u (item, dim, amount) group by 1, 2) q;
-    for j in 1 .. coalesce(cardinality(a_item), 0) loop
+    a_item := coalesce(a_item, '{}'); a_dim := coalesce(a_dim, '{}'); a_amount := coalesce(a_amount, '{}');
+    for j in 1 .. cardinality(a_item) loop
         if j = 1 or a_item[j] <> a_item[j - 1] then
             a_first[a_item[j]] := j;
         end if;
@@ -127,8 +128,9 @@ begin
         select coalesce(array_agg(g.ord::integer), '{}'), coalesce(array_agg(s.result), '{}') into v_known, v_recorded
         from unnest(p_partition, p_id, p_name, p_n) with ordinality as g (partition, id, name, n, ord)
         join flowfabric.execution e on e.partition = g.partition and e.id = g.id
-        join flowfabric.step s on s.partition = e.partition and s.id = e.id and s.generation = e.generation
-             and s.kind = 'usage' and s.name = g.name and s.n = g.n;
+        cross join lateral (select x.result from flowfabric.step x   -- one by one, whatever the statistics say
+                            where x.partition = e.partition and x.id = e.id and x.generation = e.generation
+                              and x.kind = 'usage' and x.name = g.name and x.n = g.n offset 0) s;
     end if;
 
     <<whole>> loop
@@ -404,7 +406,9 @@ begin
             if v_op = 'reserve' then
                 n_items := n_items || i;
                 o.code := 'reserved'; o.reservation_id := p_reservation[i]; o.reservation_state := 'held';
-                o.dimensions := v_dims; o.amounts := a_amount[a_first[i] : a_last[i]]::bigint[];
+                if r_last[i] >= r_first[i] then   -- without budgets it holds nothing
+                    o.dimensions := v_dims; o.amounts := a_amount[a_first[i] : a_last[i]]::bigint[];
+                end if;
             else
                 if p_name[i] is not null then
                     s_item := s_item || i;
@@ -471,11 +475,11 @@ begin
         select e.partition, e.id, e.generation, coalesce(s.name, p_name[u.item]), coalesce(s.n, p_n[u.item]), 'usage',
                e.retries + e.replays, e.attempt_index,
                convert_to(coalesce((select jsonb_object_agg(l.dim, l.amount)
-                                    from unnest((v.answer).left_dimensions, (v.answer).left_amounts) as l (dim, amount)), '{}')::text, 'utf8'),
+                                    from unnest(u.left_dimensions, u.left_amounts) as l (dim, amount)), '{}')::text, 'utf8'),
                v_now
-        from unnest(s_item) as u (item)
+        from (select x.ordinal as item, x.left_dimensions, x.left_amounts from unnest(v_outs) as x
+              where x.ordinal = any (s_item)) u
         join flowfabric.execution e on e.partition = p_partition[u.item] and e.id = p_id[u.item]
-        cross join lateral (select x as answer from unnest(v_outs) as x where x.ordinal = u.item) v
         left join lateral (select n.name, n.n from unnest(e_res) as n
                            where n.reservation_id = p_reservation[u.item] and n.id = p_id[u.item] limit 1) s on true
         on conflict do nothing;

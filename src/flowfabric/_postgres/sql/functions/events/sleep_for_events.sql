@@ -7,7 +7,7 @@ create or replace function flowfabric.sleep_for_events(p_instance uuid, p_ms big
 returns timestamptz
 language plpgsql security definer as $$
 declare
-    v_until timestamptz := clock_timestamp() + flowfabric.ms(least(p_ms, 60000));
+    v_until timestamptz := case when p_ms is not null then clock_timestamp() + flowfabric.ms(least(p_ms, 60000)) end;
 begin
     if p_before is not null then
         delete from flowfabric.follower f where f.until = p_before and f.instance = p_instance;

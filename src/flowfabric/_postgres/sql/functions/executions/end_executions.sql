@@ -69,8 +69,8 @@ begin
         from ended e
         returning seq, flow_id
     ), listed as (
-        insert into flowfabric.unsuccessful (state, created_at, id, partition)
-        select p_state, e.created_at, e.id, e.partition from ended e where p_state <> 'completed'
+        insert into flowfabric.unsuccessful (state, created_at, ended_at, id, partition)
+        select p_state, e.created_at, p_now, e.id, e.partition from ended e where p_state <> 'completed'
     ), kept as (
         insert into flowfabric.timer (kind, due_at, partitions, ids)
         select 'retention', r.due, array_agg(r.partition), array_agg(r.id)

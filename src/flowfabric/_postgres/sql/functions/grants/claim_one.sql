@@ -61,10 +61,14 @@ begin
         v_code := 'claim_grant_expired';
         delete from flowfabric.claim_grant x where x.partition = p_partition and x.id = p_id;
     end if;
-    if v_code = 'ok' then
-        if e.limits is not null then
-            perform flowfabric.hold_slots(p_partition, p_id, v_now);
+    if v_code = 'ok' and e.limits is not null then
+        v_now := flowfabric.hold_slots(p_partition, p_id, case when p_call <> 'operator' then g.expires_at end);
+        if v_now is null then
+            v_code := 'claim_grant_expired';
+            delete from flowfabric.claim_grant x where x.partition = p_partition and x.id = p_id;
         end if;
+    end if;
+    if v_code = 'ok' then
         perform flowfabric.drop_ready(array[p_partition], array[p_id]);
         return query
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(

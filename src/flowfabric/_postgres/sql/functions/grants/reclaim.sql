@@ -54,7 +54,7 @@ begin
     end if;
     if v_code = 'ok' then
         if e.limits is not null then
-            perform flowfabric.hold_slots(p_partition, p_id, v_now);
+            perform flowfabric.hold_slots(p_partition, p_id, null);
         end if;
         perform flowfabric.drop_ready(array[p_partition], array[p_id]);
         return query

@@ -1,11 +1,14 @@
 -- hold_slots: the slots of an execution that is claimed without being asked for its limits: with a grant, or by an operator
 --
 -- Called under the lock of the execution. What was taken for its grant is kept.
+-- Takes    p_until: when the grant expires. A slot of an expired grant may belong to another by the time of the lock.
 -- Locks    the heads of its policies.
-create or replace function flowfabric.hold_slots(p_partition integer, p_id uuid, p_now timestamptz) returns void
+-- Returns  the time now; null: the grant expired, and nothing changed.
+create or replace function flowfabric.hold_slots(p_partition integer, p_id uuid, p_until timestamptz) returns timestamptz
 language plpgsql as $$
 declare
     v_policies uuid[]; v_keys text[];
+    v_now timestamptz;
 begin
     select array_agg(p.id order by p.id), array_agg(k.key order by p.id) into v_policies, v_keys
     from flowfabric.execution e
@@ -15,10 +18,19 @@ begin
     where e.partition = p_partition and e.id = p_id;
     if v_policies is not null then
         perform flowfabric.lock_heads(v_policies, v_keys, 'wait');
-        insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
-        select p_id, p_partition, u.policy_id, u.key, p_now, null, 'override'
-        from unnest(v_policies, v_keys) as u (policy_id, key)
-        on conflict (id, partition, policy_id) do update set until = null where s.until is not null;
     end if;
+    v_now := flowfabric.now();
+    if p_until <= v_now then
+        return null;
+    end if;
+    if v_policies is not null then
+        insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
+        select p_id, p_partition, u.policy_id, u.key, v_now, null, 'override'
+        from unnest(v_policies, v_keys) as u (policy_id, key)
+        on conflict (id, partition, policy_id) do update
+        set until = null, key = case when s.until <= v_now then excluded.key else s.key end, number = default
+        where s.until is not null;
+    end if;
+    return v_now;
 end;
 $$;

@@ -14,7 +14,7 @@ begin
     end if;
     select coalesce(array_agg(b.id), '{}') into v_budgets
     from (select distinct u.id from unnest(p_budgets) as u (id) where u.id is not null order by u.id) b;
-    select coalesce(array_agg(q.id), '{}'), coalesce(array_agg(coalesce(p_tags ->> p.key, 'default')), '{}')
+    select coalesce(array_agg(q.id), '{}'), coalesce(array_agg(flowfabric.quota_key(p_tags ->> p.key)), '{}')
     into v_quotas, v_keys
     from (select distinct u.id from unnest(p_quotas) as u (id) where u.id is not null order by u.id) q
     left join flowfabric.quota_policy p on p.id = q.id;
@@ -25,6 +25,13 @@ begin
     where not exists (select from flowfabric.limit_set l where l.digest = v_digest and l.unused_since is null);
     return v_digest;
 end;
+$$;
+
+-- quota_key: the value of a tag as the key of a policy; a long one, which no index takes, by its digest.
+create or replace function flowfabric.quota_key(p_value text) returns text
+language sql immutable as $$
+    select case when octet_length(p_value) > 256 then 'sha256:' || encode(sha256(convert_to(p_value, 'UTF8')), 'hex')
+                else coalesce(nullif(p_value, ''), 'default') end
 $$;
 
 -- intern_items: the limit sets of the items of a create call, in order; null if no item has one.

@@ -7,41 +7,56 @@ language plpgsql as $$
 declare
     v_locked text[];
 begin
-    for v_try in 1 .. 2 loop
-        if p_mode = 'wait' then
-            select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
-            from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
-                  cross join lateral (select y.ctid as tid from flowfabric.quota_head y
-                                      where y.policy_id = u.policy_id and y.key = u.key offset 0) f
-                  join flowfabric.quota_head h on h.ctid = f.tid   -- in the order given
-                  for no key update of h) x;
-        elsif p_mode = 'share' then
-            select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
-            from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
-                  cross join lateral (select y.ctid as tid from flowfabric.quota_head y
-                                      where y.policy_id = u.policy_id and y.key = u.key offset 0) f
-                  join flowfabric.quota_head h on h.ctid = f.tid
-                  for share of h) x;
-        else
+    -- New ones are created before any other is locked: a call that has locked one never waits for a creation.
+    if p_mode <> 'skip' and exists (
+            select from unnest(p_policies, p_keys) as u (policy_id, key)
+            where not exists (select from flowfabric.quota_head h where h.policy_id = u.policy_id and h.key = u.key)) then
+        perform flowfabric.create_heads(p_policies, p_keys, true);
+    end if;
+    if p_mode = 'wait' then
+        select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
+        from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
+              cross join lateral (select y.ctid as tid from flowfabric.quota_head y
+                                  where y.policy_id = u.policy_id and y.key = u.key offset 0) f
+              join flowfabric.quota_head h on h.ctid = f.tid   -- in the order given
+              for no key update of h) x;
+    elsif p_mode = 'share' then
+        select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
+        from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
+              cross join lateral (select y.ctid as tid from flowfabric.quota_head y
+                                  where y.policy_id = u.policy_id and y.key = u.key offset 0) f
+              join flowfabric.quota_head h on h.ctid = f.tid
+              for share of h) x;
+    end if;
+    if coalesce(cardinality(v_locked), 0) < cardinality(p_policies) then   -- the reconciler may just have removed one
+        for v_try in 1 .. 2 loop
             select array_agg(flowfabric.head_name(x.policy_id, x.key)) into v_locked
             from (select h.policy_id, h.key from unnest(p_policies, p_keys) as u (policy_id, key)
                   cross join lateral (select y.ctid as tid from flowfabric.quota_head y
                                       where y.policy_id = u.policy_id and y.key = u.key offset 0) f
                   join flowfabric.quota_head h on h.ctid = f.tid
                   for no key update of h skip locked) x;
-        end if;
-        exit when coalesce(cardinality(v_locked), 0) = cardinality(p_policies) or v_try = 2;
-        -- New ones, each by one transaction at a time: a second one that inserted it too would wait, in any order.
-        insert into flowfabric.quota_head (policy_id, key)
-        select u.policy_id, u.key from unnest(p_policies, p_keys) as u (policy_id, key)
-        where not exists (select from flowfabric.quota_head h where h.policy_id = u.policy_id and h.key = u.key)
-          and case when p_mode <> 'skip' then pg_advisory_xact_lock(flowfabric.head_lock(u.policy_id, u.key)) is not null
-                   else pg_try_advisory_xact_lock(flowfabric.head_lock(u.policy_id, u.key)) end
-        on conflict do nothing;
-        exit when not found and p_mode = 'skip';
-    end loop;
+            exit when coalesce(cardinality(v_locked), 0) = cardinality(p_policies) or v_try = 2
+                or not flowfabric.create_heads(p_policies, p_keys, false);
+        end loop;
+    end if;
     return array(select coalesce(flowfabric.head_name(u.policy_id, u.key) = any (v_locked), false)
                  from unnest(p_policies, p_keys) with ordinality as u (policy_id, key, ord) order by u.ord);
+end;
+$$;
+
+-- create_heads: the rows of new policies and keys, each by one transaction at a time: a second one that inserted it too
+-- would wait, in any order. Returns whether any was new.
+create or replace function flowfabric.create_heads(p_policies uuid[], p_keys text[], p_wait boolean) returns boolean
+language plpgsql as $$
+begin
+    insert into flowfabric.quota_head (policy_id, key)
+    select u.policy_id, u.key from unnest(p_policies, p_keys) as u (policy_id, key)
+    where not exists (select from flowfabric.quota_head h where h.policy_id = u.policy_id and h.key = u.key)
+      and case when p_wait then pg_advisory_xact_lock(flowfabric.head_lock(u.policy_id, u.key)) is not null
+               else pg_try_advisory_xact_lock(flowfabric.head_lock(u.policy_id, u.key)) end
+    on conflict do nothing;
+    return found;
 end;
 $$;
 

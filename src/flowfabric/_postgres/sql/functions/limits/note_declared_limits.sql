@@ -7,6 +7,7 @@ language plpgsql security definer as $$
 declare
     v_count integer;
 begin
+    perform flowfabric.require_read_committed();
     insert into flowfabric.declared_limit as d (name, digest, declared_at)
     select u.name, u.digest, flowfabric.now() from unnest(p_names, p_digests) as u (name, digest) order by u.name
     on conflict (name) do update set digest = excluded.digest, declared_at = excluded.declared_at

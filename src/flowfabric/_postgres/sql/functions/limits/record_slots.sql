@@ -27,7 +27,9 @@ begin
     select a.id, a.partition, a.policy_id, a.key, p_now, case when not a.lost then p_until end,
            case when a.lost then 'override' else 'scheduler' end
     from admitted a
-    on conflict (id, partition, policy_id) do update set until = excluded.until
+    -- One that ended may be of another key, whose floor is another.
+    on conflict (id, partition, policy_id) do update
+    set until = excluded.until, key = case when s.until <= p_now then excluded.key else s.key end, number = default
     where s.until is distinct from excluded.until;
 end;
 $$;

@@ -42,6 +42,7 @@ declare
     v_waits boolean := current_setting('flowfabric.holds_limits', true) is distinct from 'on';
     v_first boolean := v_waits;   -- this transaction holds no budget yet
     v_held uuid[]; v_held_details text[];
+    v_opened boolean;
     v_moved integer := 0;
     v_shares boolean := false;
     v_size integer;
@@ -211,7 +212,9 @@ begin
             v_taken.again := v_taken.again or v_part.again;
         end if;
         if v_denied then
+            v_opened := false;
             if cardinality(v_shut) > 0 then
+                v_size := cardinality(v_shut);
                 -- Look again, under a lock that keeps them from being opened meanwhile. Rows of those that are locked by others
                 -- are denied and stay ready.
                 v_new := flowfabric.hold_budgets(v_shut, v_first);
@@ -222,6 +225,7 @@ begin
                                           order by x.budget_id), '{}')
                 into v_shut, v_shut_details
                 from flowfabric.exhausted_budgets(v_shut) x;
+                v_opened := cardinality(v_shut) < v_size;
             end if;
             select coalesce(array_agg(u.id order by u.id), '{}'), coalesce(array_agg(u.detail order by u.id), '{}')
             into v_held, v_held_details
@@ -231,6 +235,7 @@ begin
                 v_now);
         end if;
         exit when cardinality(v_taken.ids) >= p_limit;
+        continue when v_denied and v_opened;   -- look at its rows again
         exit when v_moved > 0 and (cardinality(v_taken.ids) > 0 or clock_timestamp() > v_begun + interval '200 milliseconds');
         v_rank := v_last_rank; v_at := v_last_at; v_id := v_last_id;
     end loop;

@@ -27,7 +27,10 @@ begin
             )
             select distinct d.limit_id, d.key from due d order by d.limit_id, d.key
         loop
-            promoted := promoted + coalesce(flowfabric.open_limit(v.limit_id, v.key, 1000, true), 0);
+            -- Only what holds executions has a row to lock: a new one would be waited for in any order.
+            if exists (select from flowfabric.blocked b where b.limit_id = v.limit_id and b.limit_key = v.key) then
+                promoted := promoted + coalesce(flowfabric.open_limit(v.limit_id, v.key, 1000, true), 0);
+            end if;
             looked := looked + 1;
         end loop;
     else

@@ -29,11 +29,13 @@ begin
         return;
     end if;
     delete from flowfabric.quota_entry e
-    where e.policy_id = p_policy and e.key = v_key and e.admitted_at <= v_now - v_span;
+    where e.policy_id = p_policy and e.key = v_key and e.admitted_at <= v_now - greatest(v_span, (
+        select flowfabric.window_of(p.window_seconds) from flowfabric.quota_policy p where p.id = p_policy));
     if p_rate > 0 and not exists (select from flowfabric.quota_entry e
-                                  where e.id = p_id and e.partition = p_partition and e.policy_id = p_policy and e.key = v_key) then
+                                  where e.id = p_id and e.partition = p_partition and e.policy_id = p_policy and e.key = v_key
+                                    and e.admitted_at > v_now - v_span) then
         select count(*), min(e.admitted_at) into v_count, v_oldest from flowfabric.quota_entry e
-        where e.policy_id = p_policy and e.key = v_key;
+        where e.policy_id = p_policy and e.key = v_key and e.admitted_at > v_now - v_span;
         if v_count >= p_rate then
             code := 'rate_exceeded';
             retry_after_ms := greatest(0, ceil(extract(epoch from v_oldest + v_span - v_now) * 1000))

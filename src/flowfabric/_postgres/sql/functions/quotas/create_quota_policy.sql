@@ -10,6 +10,7 @@ language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
 begin
+    perform flowfabric.require_read_committed();
     perform flowfabric.check_quota(p_name, p_key, p_window_seconds, p_max_requests, p_max_concurrent, p_jitter_ms);
     insert into flowfabric.quota_policy
         (id, name, key, window_seconds, max_requests, max_concurrent, jitter_ms, created_at, updated_at)

@@ -2,14 +2,15 @@
 --
 -- Every filter that could be rare has a narrow source in that order; the others are tested on the rows found. A call
 -- reads at most p_budget rows and then returns where it stopped, so its cost is bounded.
--- Takes    p_stopped: only those that changed code stopped.
+-- Takes    p_stopped: only those that changed code stopped; p_by_end: by the time of their end instead of their creation, if
+--          all states are ones of unsuccessful ends.
 -- Returns  the matches, then one row without state that has the position to continue from, if there is more or the
 --          budget ran out.
 -- Roles    read, operate
 create or replace function flowfabric.find(
     p_namespace text, p_lanes text[], p_kinds text[], p_states text[], p_tag_key text, p_tag_value text, p_flow uuid,
     p_from timestamptz, p_to timestamptz, p_before_at timestamptz, p_before_id uuid, p_before_partition integer,
-    p_limit integer, p_budget integer, p_parent uuid, p_stopped boolean)
+    p_limit integer, p_budget integer, p_parent uuid, p_stopped boolean, p_by_end boolean)
 returns setof flowfabric.execution_view
 language plpgsql stable security definer as $$
 declare
@@ -28,12 +29,13 @@ declare
     v_last flowfabric.execution_view;   -- the last row read: a page may end there
     v_source text;
 begin
-    if p_to is not null and p_to <= v_at then
+    if p_to is not null and p_to <= v_at and not p_by_end then
         v_at := p_to; v_id := flowfabric.zero_uuid(); v_partition := -1;
     end if;
     select coalesce(array_agg(r.id), '{}') into v_routes from flowfabric.route r
     where (p_lanes is null or r.lane = any (p_lanes)) and (p_kinds is null or r.kind = any (p_kinds));
     v_source := case
+        when p_by_end then 'ended'
         when p_stopped then 'stopped'
         when p_parent is not null then 'parent'
         when p_flow is not null then 'flow'
@@ -54,6 +56,13 @@ begin
     end if;
     loop
         case v_source
+        when 'ended' then
+            select array_agg(q.ended_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
+            from (select w.ended_at, w.id, w.partition from unnest(p_states) s (state)
+                  cross join lateral (select x.ended_at, x.id, x.partition from flowfabric.unsuccessful x
+                                      where x.state = s.state and (x.ended_at, x.id, x.partition) < (v_at, v_id, v_partition)
+                                      order by x.ended_at desc, x.id desc, x.partition desc limit v_chunk) w
+                  order by w.ended_at desc, w.id desc, w.partition desc limit v_chunk) q;
         when 'stopped' then
             select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
             from (select b.created_at, b.id, b.partition from flowfabric.blocked b
@@ -106,6 +115,7 @@ begin
                and (p_states is null or v_row.state = any (p_states))
                and (p_tag_key is null or coalesce(v_row.tags ->> p_tag_key = p_tag_value, false))
                and (p_flow is null or v_row.flow_id = p_flow)
+               and (not p_by_end or v_row.created_at >= v_from and (p_to is null or v_row.created_at < p_to))
                and (p_parent is null or v_row.parent_id = p_parent) and (p_stopped is not true or v_row.stops is not null) then
                 v_found := v_found + 1;
                 if v_found > p_limit then

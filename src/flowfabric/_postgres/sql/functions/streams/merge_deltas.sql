@@ -38,7 +38,7 @@ begin
             v_patch := flowfabric.merge_patch(v_document, v_patch);
             v_size := octet_length(v_patch::text);
             if v_size > v_most then
-                codes[i] := 'retention_limit_exceeded'; details[i] := 'document';
+                codes[i] := 'retention_limit_exceeded'; details[i] := format('the summary document would have %s bytes; allowed: %s; keep large texts elsewhere, or delete keys with None', v_size, v_most);
                 continue;
             end if;
             v_document := v_patch;

@@ -3,8 +3,9 @@
 -- Takes    per stream the attempt (null: the latest) and the first and the last id, both included; p_limit: frames of each
 --          stream at most; p_live: with best-effort frames.
 -- Returns  per stream a row without an id, which says whether its execution exists, how many attempts that has and whether
---          it ended, which attempt the stream is of, its count of appends and the last cap on best-effort frames, and when
---          and why it was closed; then its visible frames in order.
+--          it ended, which attempt the stream is of, its count of appends and the last cap on best-effort frames, how many
+--          durable frames are no longer kept, and when and why it was closed; then its visible frames in order, each with
+--          the number of durable frames up to it (null: best effort).
 -- Roles    read, submit, work, operate
 create or replace function flowfabric.read_streams(
     p_partition integer[], p_id uuid[], p_attempt integer[], p_from_ms bigint[], p_from_n bigint[], p_to_ms bigint[],
@@ -12,7 +13,7 @@ create or replace function flowfabric.read_streams(
 returns table (ordinal integer, ms bigint, n integer, mode text, kind text, frame_type text, encoding text, payload bytea,
                correlation_id text, seq bigint, summary_version integer, ttl_ms bigint, is_known boolean, attempts integer,
                ended boolean, attempt_index integer, frame_count integer, maxlen_applied integer, closed_at timestamptz,
-               closed_reason text)
+               closed_reason text, number integer)
 language plpgsql stable security definer as $$
 #variable_conflict use_column
 begin
@@ -51,18 +52,19 @@ begin
     )
     select h.ord, null::bigint, null::integer, null::text, null::text, null::text, null::text, null::bytea, null::text,
            null::bigint, null::integer, null::bigint, h.is_known, h.attempts, h.ended, h.attempt, coalesce(h.frames, 0),
-           h.live_cap, h.closed_at, h.closed_reason
+           h.live_cap, h.closed_at, h.closed_reason, greatest(h.durable - h.cap, 0)
     from head h
     union all
     select h.ord, x.ms, x.n, x.mode, x.kind, x.frame_type, x.encoding, x.payload, x.correlation_id, x.seq, x.version, x.ttl_ms,
-           null, null, null, null, null, null, null, null
+           null, null, null, null, null, null, null, null, x.number
     from head h
     cross join lateral (
         select y.* from (
             -- Every row here has a visible frame, so that as many rows as frames are enough, and fewer are opened.
             select f.ms, (f.n - f.size + p.o)::integer as n, f.mode, f.kind, f.frame_type, f.encoding, p.payload,
                    f.correlation_ids[p.o] as correlation_id, f.seqs[p.o] as seq,
-                   case f.mode when 'summary' then (f.version - f.size + p.o)::integer end as version, null::bigint as ttl_ms
+                   case f.mode when 'summary' then (f.version - f.size + p.o)::integer end as version, null::bigint as ttl_ms,
+                   case f.mode when 'durable' then (f.durable - f.size + p.o)::integer else f.durable end as number
             from (select q.*, sum(q.size) over (order by q.ms, q.n) - q.size as before
                   from (select z.ms, z.n, z.size, z.mode, z.kind, z.frame_type, z.encoding, z.payloads, z.correlation_ids, z.seqs,
                                z.durable, z.version
@@ -77,7 +79,7 @@ begin
                               else f.version - f.size + p.o > h.version - 64 end
             union all
             select f.ms, (f.n - f.size + p.o)::integer, 'best_effort', f.kind, f.frame_type, f.encoding, p.payload,
-                   f.correlation_ids[p.o], f.seqs[p.o], null, nullif(f.ttl_ms, 0)
+                   f.correlation_ids[p.o], f.seqs[p.o], null, nullif(f.ttl_ms, 0), null
             from (select q.*, sum(q.size) over (order by q.ms, q.n) - q.size as before
                   from (select z.ms, z.n, z.size, z.kind, z.frame_type, z.encoding, z.payloads, z.correlation_ids, z.seqs, z.ttl_ms,
                                z.live

@@ -1,0 +1,156 @@
+"""Claims, openings and releases of limits at the same time: no limit is passed, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import flowfabric as ff
+from flowfabric.errors import FlowFabricError
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.quota import Admitted
+from tests.interleave import PATIENCE, Stage, waiting
+from tests.sql.test_budgets import admin, make
+from tests.sql.test_quotas import claim, many, occupancy, quota, state, unblock, under
+from tests.sql.test_scheduler import consumed
+from tests.support import WORKER, CheckedEngine, Clock, submit
+
+interleaved = pytest.mark.asyncio(loop_scope="session")
+
+
+@interleaved
+async def test_an_exhausted_budget_that_is_locked_admits_nothing(stage: Stage) -> None:
+    """The claim moved rows of one budget aside and does not wait for the second, which a report has locked."""
+    await stage.empty()
+    one, two = await stage.company(2)
+    first, second = await make(one, {"t": 1}, name="a"), await make(one, {"t": 1}, name="b")
+    for budget in (first, second):
+        await admin(one, budget, t=1)
+    await many(one, 40, policy=ExecutionPolicy(budget_ids=(first,)))  # more than a claim of one reads at once
+    held = [await submit(one, policy=ExecutionPolicy(budget_ids=(second,))) for _ in range(3)]
+    await two.begin()
+    await admin(two, second, t=1)
+    assert await one.claim(**WORKER) is None
+    await two.commit()
+    assert await one.claim(**WORKER) is None
+    assert {(await state(one, each))[0] for each in held} == {ff.State.RATE_LIMITED}
+    await stage.audit()
+
+
+@interleaved
+async def test_a_grant_that_expires_while_its_consumer_waits_keeps_no_slot(stage: Stage) -> None:
+    """Another claim took the slot: consuming the grant all the same would pass the cap."""
+    await stage.empty()
+    one, two, lock = await stage.company(3)
+    policy = await quota(one, max_concurrent=1)
+    first, second = await many(one, 2, policy)
+    grant = await one.claim_for_worker(**WORKER)
+    await lock.begin()
+    await lock.connection.execute("select from flowfabric.quota_head for update")
+    other = await waiting(stage.watch, two, claim(two, limit=1), behind=lock)
+    late = await waiting(stage.watch, one, consumed(one, grant))
+    await stage.clock.advance(seconds=6)
+    await lock.rollback()
+    assert [each.execution_id for each in await asyncio.wait_for(other, PATIENCE)] == [second]
+    refused = await asyncio.wait_for(late, PATIENCE)
+    assert isinstance(refused, FlowFabricError)
+    assert refused.kind == "claim_grant_expired"
+    assert await occupancy(one, policy) == (1, 0)
+    assert (await state(one, first))[0] == ff.State.WAITING
+    await stage.audit()
+
+
+@interleaved
+async def test_a_budget_that_opened_while_a_claim_waited_for_it_is_not_passed_over(stage: Stage) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 1})
+    await admin(one, budget, t=1)
+    first = await submit(one, policy=ExecutionPolicy(budget_ids=(budget,)))
+    await one.begin()
+    await one.reset_budget(budget)
+    task = await waiting(stage.watch, two, two.claim(**WORKER), behind=one)
+    await one.commit()
+    claimed = await asyncio.wait_for(task, PATIENCE)
+    assert claimed is not None
+    assert claimed.execution_id == first
+    await stage.audit()
+
+
+@interleaved
+async def test_claims_that_meet_new_keys_do_not_lock_each_other_out(stage: Stage) -> None:
+    await stage.empty()
+    parties = await stage.company(8)
+    chance = random.Random(1)
+    policies = [await quota(parties[0], f"q{n}", key="tenant", max_concurrent=50) for n in range(8)]
+    for turn in range(12):
+        items = [
+            NewExecution(
+                execution_kind="k",
+                policy=under(*chance.sample(policies, 4)),
+                tags={"tenant": f"{turn} {chance.randrange(6)}"},
+                priority=chance.randrange(9),
+            )
+            for _ in range(60)
+        ]
+        await parties[0].create_many(items)
+        found = await asyncio.gather(*(claim(party, limit=8) for party in parties))
+        await asyncio.gather(
+            *(
+                party.complete_many([one.handle for one in mine])
+                for party, mine in zip(parties, found, strict=True)
+                if mine
+            )
+        )
+    await stage.audit()
+
+
+async def test_an_empty_value_of_a_key_is_a_value(engine: CheckedEngine) -> None:
+    policy = await quota(engine, key="tenant", max_concurrent=1)
+    first, second = await many(engine, 2, policy, tags={"tenant": ""})
+    (held,) = await claim(engine)
+    assert held.execution_id == first
+    assert (await state(engine, second))[:2] == (ff.State.RATE_LIMITED, "waiting_for_quota")
+    assert await unblock(engine) == 0
+    await engine.complete(held.handle)
+    assert [one.execution_id for one in await claim(engine)] == [second]
+
+
+async def test_a_caller_with_a_shorter_window_does_not_empty_that_of_the_policy(
+    engine: CheckedEngine, clock: Clock
+) -> None:
+    policy = await quota(engine, max_requests_per_window=2, window=timedelta(seconds=60))
+    await many(engine, 3, policy)
+    assert len(await claim(engine, limit=2)) == 2
+    await clock.advance(seconds=10)
+    outside = await submit(engine, lane_id="outside")
+    limits: dict[str, Any] = {"rate_limit": 1, "concurrency_cap": 0, "window": timedelta(seconds=1)}
+    assert isinstance(await engine.check_admission(policy, outside, **limits), Admitted)
+    assert await claim(engine) == [], "the entries of the first are still inside the window of the policy"
+
+
+async def test_a_dead_slot_of_another_key_does_not_hide_a_claim_from_the_cap(
+    engine: CheckedEngine, clock: Clock
+) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    first, second = await many(engine, 2, policy)
+    for one in (first, second):
+        await engine.check_admission(
+            policy, one, dimension="other", window=timedelta(seconds=1), rate_limit=0, concurrency_cap=5
+        )
+    await clock.advance(seconds=2)
+    assert [one.execution_id for one in await claim(engine)] == [first]
+    assert await occupancy(engine, policy) == (1, 1)
+
+
+async def test_a_long_value_of_a_key_is_a_value(engine: CheckedEngine) -> None:
+    policy = await quota(engine, key="tenant", max_concurrent=1, max_requests_per_window=10)
+    values = ["".join(chr(0x4E00 + (n * 7919 * k) % 20000) for n in range(4000)) for k in (1, 2)]
+    first, second = [await many(engine, 2, policy, tags={"tenant": value}) for value in values]
+    assert [one.execution_id for one in await claim(engine)] == [first[0], second[0]]
+    assert (await state(engine, first[1]))[:2] == (ff.State.RATE_LIMITED, "waiting_for_quota")
