@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from benchmarks import events, flows, scale, streams, tasks
+from benchmarks import events, flows, limits, scale, streams, tasks
 from benchmarks.contestants import settings_of
 from benchmarks.crash import Crash
 from benchmarks.engine import DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs, FlowPinned
@@ -70,6 +70,7 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
         ),
         *stream_groups(server, sizes),
         *event_groups(server, sizes),
+        *limit_groups(server, sizes),
         *flow_groups(server, sizes),
         *scale_groups(server, sizes),
         *long_groups(server, sizes),
@@ -263,6 +264,58 @@ def event_groups(server: Server, sizes: Sizes) -> list[Group]:
         ),
         Group([events.Follow(server, sizes)], sizes.repetitions),
         Group([events.Latency(server, sizes)], sizes.repetitions),
+    ]
+
+
+def limit_groups(server: Server, sizes: Sizes) -> list[Group]:
+    """Work under budgets and quotas beside the same work without."""
+    often = sizes.repetitions
+    held = sizes.stored // 10
+    unders: tuple[limits.Under, ...] = ("plain", "budget", "quota", "spread")
+    return [
+        Group([limits.Drain(server, sizes, under) for under in unders], often),
+        Group(
+            [
+                limits.ClaimOne(server, sizes, "limits.claim_plain"),
+                limits.ClaimOne(server, sizes, "limits.claim_hot", 10_000),
+                limits.ClaimOne(server, sizes, "limits.claim_near", 500),
+            ],
+            often,
+        ),
+        Group(
+            [
+                limits.DrainBeside(server, sizes, 0, "limits.drain_none"),
+                limits.DrainBeside(server, sizes, held, "limits.drain_held"),
+            ],
+            often,
+        ),
+        Group(
+            [limits.MixedPinned(server, sizes, False), limits.MixedPinned(server, sizes, True)], sizes.long_repetitions
+        ),
+        Group([limits.Aside(server, sizes)], often),
+        Group([limits.Overshoot(server, sizes)], often),
+        Group(
+            [limits.Handoff(server, sizes), IdleLatency(server, "quota.latency", tasks.noops(sizes), sizes.waits)],
+            often,
+        ),
+        Group([limits.Rate(server, sizes)], sizes.long_repetitions),
+        Group(
+            [
+                limits.Reports(server, sizes, "budget.report"),
+                limits.Reports(server, sizes, "budget.report_many", size=100),
+                limits.Reports(server, sizes, "budget.report_pinned", pinned=True),
+                limits.HotRow(server, sizes),
+            ],
+            often,
+        ),
+        Group(
+            [
+                WorkersDrain(server, "budget.task", limits.three_usages(sizes), sizes.step_runs),
+                WorkersDrain(server, "budget.steps", limits.three_steps(sizes), sizes.step_runs),
+            ],
+            often,
+        ),
+        Group([limits.ResumePaused(server, sizes), RawCommit(server, sizes)], often),
     ]
 
 

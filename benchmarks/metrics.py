@@ -97,6 +97,32 @@ METRICS = (
     Metric("events.follow.of_raw", "events.follow", "raw.follow", "events/s", _at_least(0.4)),
     Metric("events.latency.over_raw", "events.latency", "raw.event_latency", "ms (p50)", _at_most(3.0)),
     Metric("events.follow.sparse_over_all", "events.follow.sparse_time", "events.follow.all_time", "s", _at_most(1.0)),
+    *(
+        Metric(f"limits.drain.{one}_of_plain", f"limits.drain_{one}", "limits.drain_plain", "jobs/s", _at_least(least))
+        for one, least in (("budget", 0.8), ("quota", 0.45), ("spread", 0.35))
+    ),
+    *(
+        Metric(f"limits.wal.{one}", f"limits.drain_{one}.wal", "limits.drain_plain.wal", "bytes/job, fill + drain")
+        for one in ("budget", "quota", "spread")
+    ),
+    *(
+        Metric(f"limits.commits.{one}", f"limits.drain_{one}.commits", "limits.drain_plain.commits", "commits/job")
+        for one in ("budget", "quota", "spread")
+    ),
+    Metric("limits.claim_one.hot_of_plain", "limits.claim_hot", "limits.claim_plain", "claims/s", _at_least(0.3)),
+    Metric("limits.claim_one.near_cap_of_plain", "limits.claim_near", "limits.claim_plain", "claims/s"),
+    Metric("limits.drain.blocked_of_none", "limits.drain_held", "limits.drain_none", "jobs/s", _at_least(0.9)),
+    Metric("limits.drain.mixed_pinned_of_plain", "limits.mixed_pinned", "limits.mixed_plain", "jobs/s", _at_least(0.6)),
+    Metric("limits.aside.over_job", "limits.aside", "limits.aside_job", "µs", _at_most(1.0)),
+    Metric("limits.overshoot", "limits.overshoot", None, "above a cap or hard limit", _at_most(0.0)),
+    Metric("quota.handoff.over_latency", "quota.handoff", "quota.latency", "ms (p50)", _at_most(2.5)),
+    Metric("quota.rate.of_allowed", "quota.rate", None, "starts/allowed starts", _at_least(0.95)),
+    Metric("quota.rate.fullest_window", "quota.rate.fullest", None, "starts/allowed starts", _at_most(1.0)),
+    Metric("budget.report.of_hot_row", "budget.report", "raw.hot_row", "reports/s", _at_least(0.5)),
+    Metric("budget.report_many.of_single", "budget.report_many", "budget.report", "reports/s", _at_least(15.0)),
+    Metric("budget.report.pinned_of_plain", "budget.report_pinned", "budget.report", "reports/s", _at_least(0.7)),
+    Metric("budget.task.of_steps", "budget.task", "budget.steps", "runs/s", _at_least(0.7)),
+    Metric("budget.resume.over_commit", "budget.resume", "raw.commit", "ms (p50)", _at_most(12.0)),
     Metric("wait.resume.over_commit", "wait.resume", "raw.commit", "ms", _at_most(12.0)),
     Metric("wait.resume.suspend_over_commit", "wait.resume.suspend", "raw.commit", "ms"),
     Metric("wait.resume.signal_over_commit", "wait.resume.signal", "raw.commit", "ms"),
@@ -181,6 +207,10 @@ NOTES = {
     " awa deletes finished jobs within seconds, pgqueuer keeps a log of them, flowfabric all of them.",
     "task.crash": "task.crash.*: handlers that had ended, and whose results were lost, when a worker was killed.",
     "wait.claim": "wait.claim.*: a default worker started on a full queue, all duties on, the audit's round included.",
+    "limits.drain": "limits.*: the loop of engine.*. quota: one open budget and one policy of 1,000 slots. spread: for"
+    " every four jobs a budget, and a key with cap 4. mixed: the last quarter of minutes of load.",
+    "limits.claim_one": "limits.claim_one: hot: a cap of 10,000; near_cap: of 500, 400 of them in use at the end.",
+    "quota.": "quota.*, budget.task, budget.resume: whole default worker processes, all duties on.",
     "flow.": "flow.*: the dispatcher that resolves edges commits asynchronously (synchronous_commit off in its own"
     " transactions). A crash of the server can undo the last 0.6 s of it; that is found pending and done again."
     " Completions of nodes commit synchronously.",

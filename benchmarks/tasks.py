@@ -51,6 +51,33 @@ async def steps(ctx: ff.Context, body: str) -> None:
 
 
 @app.task
+async def three_steps(ctx: ff.Context, body: str) -> None:
+    for name in STEPS[:3]:
+        await ctx.step(name, _nothing)
+    _count()
+
+
+@app.task
+async def usages(ctx: ff.Context, body: str) -> None:
+    for _ in range(3):
+        await ctx.usage(tokens=1)
+    _count()
+
+
+@app.task
+async def spends(ctx: ff.Context, number: int) -> None:
+    await ctx.usage(tokens=2)
+    _board[number] = time.perf_counter_ns()
+
+
+@app.task
+async def relay(number: int) -> None:
+    _board[2 * number] = time.perf_counter_ns()
+    await asyncio.sleep(0)
+    _board[2 * number + 1] = time.perf_counter_ns()
+
+
+@app.task
 async def tokens(ctx: ff.Context, body: str) -> None:
     for number in range(TOKENS):
         await ctx.emit(f"token {number}", type="delta")

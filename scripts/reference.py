@@ -169,7 +169,8 @@ def tasks_page() -> str:
     for condition in (ff.on, ff.all_of, ff.any_of, ff.from_sources, ff.count_signals):
         lines += _function(condition)
     lines += ["## Limits", "", "How to use them: [budgets and limits](../guides/budgets-and-limits.md).", ""]
-    lines += _documented(ff.Budget, level=3)
+    for cls in (ff.Budget, ff.Bind):
+        lines += _documented(cls, level=3)
     for cls in (Spend, sync_context.SyncSpend):
         lines += _documented(cls, level=3, inherited=True, made_here=False)
     lines += _documented(spending.Used, level=3, made_here=False)

@@ -33,6 +33,7 @@ from flowfabric.errors import (
     TaskFailed,
     TimedOut,
 )
+from flowfabric.values.binding import Bind
 from flowfabric.values.callback import callback_text, parse_callback
 from flowfabric.values.conditions import count_signals, from_sources, on
 from flowfabric.values.flow import CancellationScheduled, FlowCancelled, PartiallyCancelled
@@ -54,6 +55,7 @@ __all__ = [
     "Accepted",
     "App",
     "AsyncClient",
+    "Bind",
     "BindingCodec",
     "Budget",
     "BudgetExceeded",

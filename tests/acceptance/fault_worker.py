@@ -1,7 +1,8 @@
 """A worker process for the fault tests: it claims, works, reports, and writes everything to a ledger first.
 
 Usage: python fault_worker.py DSN LEDGER STOP_FILE NAME. Each line of the ledger is on disk before the next step:
-`effect` when the work was done, `accepted` when the engine accepted the result, `refused` when it did not.
+`effect` when the work was done (it ran from `since` to `at`, on the clock of the machine), `accepted` when the engine
+accepted the result, `refused` when it did not.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import random
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -38,8 +40,9 @@ class Ledger:
 
 async def work(engine: ff.Engine, claimed: Claimed, ledger: Ledger) -> None:
     """One job. A job that says `flaky` fails its first attempt that gets this far."""
+    since = time.monotonic()
     await asyncio.sleep(random.uniform(0.0, 0.04))
-    ledger.write("effect", claimed)
+    ledger.write("effect", claimed, since=since, at=time.monotonic())
     try:
         if claimed.input_payload == b"flaky" and claimed.retry_count == 0:
             answer = await engine.fail(claimed.handle, "flaky")

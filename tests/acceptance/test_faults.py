@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,13 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric._postgres import statements
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from flowfabric.errors import StreamDisconnected, TransportError
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import Created, NewExecution
+from flowfabric.values.ids import BudgetId
 from flowfabric.values.policies import ExecutionPolicy
 from tests.support import in_database
 
@@ -107,11 +109,28 @@ class Fleet:
             worker.wait()
 
 
+Jobs = Callable[[ff.Engine], Awaitable[list[NewExecution]]]
+
+
+def some_flaky(count: int) -> Jobs:
+    """That many executions, a third of which fail once."""
+
+    async def made(_: ff.Engine) -> list[NewExecution]:
+        return [
+            NewExecution(execution_kind="job", input_payload=b"flaky", policy=FLAKY)
+            if number % 3 == 0
+            else NewExecution(execution_kind="job")
+            for number in range(count)
+        ]
+
+    return made
+
+
 @contextlib.asynccontextmanager
 async def load(
-    data_dir: Path, folder: Path, name: str, count: int
+    data_dir: Path, folder: Path, name: str, jobs: Jobs, workers: int = 3
 ) -> AsyncIterator[tuple[Fleet, list[ff.ExecutionId]]]:
-    """A database with `count` executions in it, a third of which fail once, and three workers at work."""
+    """A database with executions in it, and workers at work."""
     base = embedded.start(data_dir)
     admin = await asyncpg.connect(base.dsn)
     await admin.execute(f"create database {name}")
@@ -121,17 +140,11 @@ async def load(
     fleet = Fleet(dsn, folder)
     try:
         async with await ff.Engine.connect(dsn) as engine:
-            answers = await engine.create_many(
-                [
-                    NewExecution(execution_kind="job", input_payload=b"flaky", policy=FLAKY)
-                    if number % 3 == 0
-                    else NewExecution(execution_kind="job")
-                    for number in range(count)
-                ]
-            )
+            items = await jobs(engine)
+            answers = await engine.create_many(items)
         ids = [answer.execution_id for answer in answers if isinstance(answer, Created)]
-        assert len(ids) == count
-        for _ in range(3):
+        assert len(ids) == len(items)
+        for _ in range(workers):
             fleet.hire()
         yield fleet, ids
     finally:
@@ -215,7 +228,7 @@ async def prove(fleet: Fleet, ids: list[ff.ExecutionId]) -> collections.Counter[
 
 
 async def test_workers_killed_in_the_middle_of_their_jobs_lose_no_work(data_dir: Path, tmp_path: Path) -> None:
-    async with load(data_dir, tmp_path, "ff_workers", 300) as (fleet, ids):
+    async with load(data_dir, tmp_path, "ff_workers", some_flaky(300)) as (fleet, ids):
         admin = await asyncpg.connect(fleet.dsn)
         try:
             for _ in range(5):
@@ -230,7 +243,7 @@ async def test_workers_killed_in_the_middle_of_their_jobs_lose_no_work(data_dir:
 
 
 async def test_backends_terminated_at_random_under_load_lose_no_work(data_dir: Path, tmp_path: Path) -> None:
-    async with load(data_dir, tmp_path, "ff_backends", 300) as (fleet, ids):
+    async with load(data_dir, tmp_path, "ff_backends", some_flaky(300)) as (fleet, ids):
         admin = await asyncpg.connect(fleet.dsn)
         ended = 0
         try:
@@ -251,7 +264,7 @@ async def test_backends_terminated_at_random_under_load_lose_no_work(data_dir: P
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 async def test_a_server_killed_and_restarted_under_load_loses_no_work(data_dir: Path, tmp_path: Path) -> None:
-    async with load(data_dir, tmp_path, "ff_server", 300) as (fleet, ids):
+    async with load(data_dir, tmp_path, "ff_server", some_flaky(300)) as (fleet, ids):
         for _ in range(2):
             await progress(fleet, 120)
             kill_server(data_dir)
@@ -282,7 +295,10 @@ async def test_twenty_followers_see_every_end_while_connections_and_the_server_d
             except (StreamDisconnected, TransportError):
                 continue
 
-    async with load(data_dir, tmp_path, "ff_followers", 120) as (fleet, ids), contextlib.AsyncExitStack() as stack:
+    async with (
+        load(data_dir, tmp_path, "ff_followers", some_flaky(120)) as (fleet, ids),
+        contextlib.AsyncExitStack() as stack,
+    ):
         engines = [await stack.enter_async_context(await ff.Engine.connect(fleet.dsn, max_size=3)) for _ in range(2)]
         tasks = [asyncio.ensure_future(follow(engines[n % 2], n, EventCursor())) for n in range(20)]
         admin = await asyncpg.connect(fleet.dsn)
@@ -314,6 +330,155 @@ async def test_twenty_followers_see_every_end_while_connections_and_the_server_d
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert all(seen[n] == everything for n in range(20))
+
+
+# Executions that run, by policy and key, in one snapshot.
+_RUNNING = """
+select k.id, k.key, p.max_concurrent as cap, count(*) as running
+from flowfabric.execution e
+join flowfabric.limit_set l on l.digest = e.limits
+cross join lateral unnest(l.quota_ids, l.quota_keys) as k (id, key)
+join flowfabric.quota_policy p on p.id = k.id
+where e.state = 'active' group by 1, 2, 3
+"""
+
+
+class Caps:
+    """Watches, in snapshots of the database, that no cap is passed; afterwards asks the ledgers of the workers."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, list[tuple[str, int]]] = {}  # of an execution: the names of what caps it, and the caps
+        self.full = 0  # how often a cap was seen to be reached
+
+    async def watch(self, dsn: str) -> None:
+        connection = await asyncpg.connect(dsn)
+        try:
+            while True:
+                for row in await connection.fetch(_RUNNING):
+                    assert row["running"] <= row["cap"], dict(row)
+                    self.full += row["running"] == row["cap"]
+                await asyncio.sleep(0.01)
+        finally:
+            await connection.close()
+
+    def prove(self, fleet: Fleet) -> None:
+        """An attempt whose result was accepted held its slots until then: it ran under them from `since` to `at`."""
+        ledger = fleet.ledger()
+        accepted = {line["attempt"] for line in ledger if line["what"] == "accepted"}
+        changes: dict[tuple[str, int], list[tuple[float, int]]] = collections.defaultdict(list)
+        for line in ledger:
+            if line["what"] == "effect" and line["attempt"] in accepted:
+                for limit in self.limits[line["execution"]]:
+                    changes[limit] += [(line["since"], 1), (line["at"], -1)]
+        assert changes
+        for (name, cap), found in changes.items():
+            most = max(itertools.accumulate(change for _, change in sorted(found)))
+            assert most <= cap, (name, most, cap)
+
+
+async def nothing_is_held(fleet: Fleet) -> None:
+    async with await ff.Engine.connect(fleet.dsn) as engine:
+        for table in ("blocked", "quota_slot"):
+            assert (await engine._fetch(f"select count(*) from flowfabric.{table}"))[0][0] == 0, table
+
+
+async def test_eight_workers_under_fifty_keyed_policies_pass_no_cap_while_some_are_killed(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(20261118)
+    caps = Caps()
+    chosen: list[list[tuple[str, int]]] = []
+
+    async def jobs(engine: ff.Engine) -> list[NewExecution]:
+        policies = []
+        for number in range(50):
+            cap = chance.randint(1, 3)
+            made = await engine.create_quota_policy(name=f"api {number}", key="tenant", max_concurrent=cap)
+            policies.append((made.quota_policy_id, cap))
+        items = []
+        for number in range(260):
+            # A few are wanted by many, so that their caps are reached.
+            mine = [policies[min(int(chance.expovariate(0.15)), 49)] for _ in range(chance.randint(1, 2))]
+            tenant = chance.choice("ab")
+            chosen.append([(f"{policy} {tenant}", cap) for policy, cap in dict(mine).items()])
+            flaky = number % 3 == 0
+            policy = ExecutionPolicy(
+                quota_policy_ids=tuple(dict(mine)), retry_policy=FLAKY.retry_policy if flaky else None
+            )
+            body = b"flaky" if flaky else b""
+            items.append(NewExecution(execution_kind="job", input_payload=body, tags={"tenant": tenant}, policy=policy))
+        return items
+
+    async with load(data_dir, tmp_path, "ff_caps", jobs, workers=8) as (fleet, ids):
+        caps.limits = {str(one): limits for one, limits in zip(ids, chosen, strict=True)}
+        watching = asyncio.create_task(caps.watch(fleet.dsn))
+        admin = await asyncpg.connect(fleet.dsn)
+        try:
+            for _ in range(3):
+                await progress(fleet, 40)
+                await fleet.kill_one(admin)
+                fleet.hire()
+        finally:
+            await admin.close()
+        await all_ended(fleet, ids)
+        assert not watching.done(), watching.exception()
+        watching.cancel()
+        fleet.stop()
+        assert (await prove(fleet, ids))["reclaim"] > 0
+        assert caps.full > 0
+        caps.prove(fleet)
+        await nothing_is_held(fleet)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+async def test_a_server_killed_while_limits_open_lets_run_what_may_and_nothing_else(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    """A budget is raised and the server dies before the commit; it dies again in the midst of what a raise released."""
+    caps = Caps()
+    budget: BudgetId
+
+    async def jobs(engine: ff.Engine) -> list[NewExecution]:
+        nonlocal budget
+        made = await engine.create_budget(name="team", dimensions=["tokens"], hard_limits=[1], soft_limits=[0])
+        budget = made.budget_id
+        await engine.report_usage_admin(budget, dimensions=["tokens"], deltas=[1])
+        quota = (await engine.create_quota_policy(name="api", max_concurrent=2)).quota_policy_id
+        held = ExecutionPolicy(budget_ids=(budget,), quota_policy_id=quota)
+        free = ExecutionPolicy(quota_policy_id=quota)
+        return [NewExecution(execution_kind="job", policy=held if n % 2 else free) for n in range(80)]
+
+    async with load(data_dir, tmp_path, "ff_opening", jobs) as (fleet, ids):
+        caps.limits = {str(one): [("api", 2)] for one in ids}
+        held = {str(one) for one in ids[1::2]}
+        await progress(fleet, 20)
+        # The raise has made them claimable, in a transaction that never commits.
+        raising = await asyncpg.connect(fleet.dsn)
+        await raising.execute("begin")
+        arguments = (None, None, None, None, ["tokens"], [1000], None, None, None, None)
+        raised = await raising.fetchrow(statements.UPDATE_BUDGET, budget, *arguments)
+        assert raised is not None
+        assert raised["code"] == "ok"
+        kill_server(data_dir)
+        (await asyncio.to_thread(embedded.start, data_dir)).release()
+        raising.terminate()
+        async with await ff.Engine.connect(fleet.dsn) as engine:
+            assert (await engine.get_budget_status(budget)).is_exhausted
+            await until(lambda: len(done(fleet)) == 40, fleet)
+            assert not done(fleet) & held
+            await engine.update_budget(budget, raise_by={"tokens": 1000})
+            await until(lambda: len(done(fleet)) >= 50, fleet)
+        kill_server(data_dir)
+        (await asyncio.to_thread(embedded.start, data_dir)).release()
+        await all_ended(fleet, ids)
+        fleet.stop()
+        await prove(fleet, ids)
+        caps.prove(fleet)
+        await nothing_is_held(fleet)
+
+
+def done(fleet: Fleet) -> set[str]:
+    return {line["execution"] for line in fleet.ledger() if line["what"] == "accepted"}
 
 
 def kill_server(data_dir: Path) -> None:

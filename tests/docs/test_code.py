@@ -68,6 +68,7 @@ def test_the_pages_with_code_are_found() -> None:
         "docs/concepts/flows.md",
         "docs/concepts/tasks.md",
         "docs/concepts/waits.md",
+        "docs/guides/build-an-agent.md",
         "docs/guides/flows.md",
         "docs/guides/operate.md",
         "docs/guides/parents-and-children.md",

@@ -18,6 +18,19 @@ from tests.docs.pages import ROOT
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 DEMO = ROOT / "examples" / "crash_and_continue.py"
 SAYS = {
+    "agent.py": [
+        r"\Aworker 1 is killed; the page shows: The lamp arrived \.\.\.\n"
+        r"a forged link: 401, the real one: 200 resumed\n",
+        r"the page shows: Let me look at the order first\. / The lamp .* is due\. / Done: 4990 cents are refunded\.\n"
+        r"model 0 was begun by worker 1\nmodel 1 was begun by worker 1 and worker 2\nmodel 2 was begun by worker 2\n"
+        r"tools that ran: look_up, refund\nthe provider charged 87 \+ 169 \+ 245 = 501 tokens\n"
+        r"the budget of the run counts 501 of 5,000, held: {}\n",
+        r"the fork: Done: a voucher .*\ntools that ran: voucher\nthe provider charged 169 \+ 248 = 417 tokens\n\Z",
+    ],
+    "agent_pydantic_ai.py": [
+        r"\Aasks the model\nlooks up the order\nrefunds\nasks the model\n{\"look_up\":.*refunded\"}\n"
+        r"steps: model, look_up, refund, model\nstreamed: {\"look_up\":.*}\ntokens: \d+\n\Z"
+    ],
     "budget_of_five_children.py": [
         r"\Aused: 2700 of 3000\nsource 1 is studied, .*, source 5 is studied\ntokens: 4500 by 5 children\n\Z"
     ],

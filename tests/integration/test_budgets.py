@@ -32,6 +32,60 @@ async def used(app: ff.App, name: str = "team") -> tuple[dict[str, int], dict[st
     return found.usage, {name: amount for name, amount in found.held.items() if amount}
 
 
+# ---- bindings
+
+
+async def test_declared_bindings_are_stored_changed_and_removed_with_their_declaration(kit: Kit) -> None:
+    engine = await kit.engine()
+
+    async def bound(*scopes: ff.Bind) -> list[tuple[str | None, str, bool]]:
+        app = ff.App()
+        kit.use(app)
+        app.budget("team", hard={"tokens": 10}, bind=scopes[0] if len(scopes) == 1 else scopes)
+        app.quota("slots", concurrent=2, bind=ff.Bind(kind="agent"))
+        await app.prepare()
+        found = (await engine.list_bindings()).items
+        return sorted((one.name, str(one.bind), one.is_declared) for one in found)
+
+    quota = ("slots", "kind agent", True)
+    first = await bound(ff.Bind(lane="gpu"))
+    assert first == [quota, ("team", "lane gpu", True)]
+    await engine.bind_limit(budget_id_of("team"), ff.Bind(namespace="eu"))
+    operators = ("team", "namespace eu", False)
+    second = await bound(ff.Bind(lane="gpu", tag=("plan", "free")), ff.Bind(flow="nightly"))
+    assert second == [
+        quota, ("team", "flow nightly", True), ("team", "lane gpu, tag plan=free", True), operators,
+    ]  # fmt: skip
+    await engine.unbind_limit(budget_id_of("team"), ff.Bind(flow="nightly"))
+    again = await bound(ff.Bind(lane="gpu", tag=("plan", "free")), ff.Bind(flow="nightly"))
+    assert again == [quota, ("team", "lane gpu, tag plan=free", True), operators], "it did not change"
+    assert await bound() == [quota, operators]
+
+
+async def test_a_bound_budget_counts_what_a_task_uses_that_does_not_name_it(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 1000}, bind=ff.Bind(kind="agent"))
+
+    @kit_app.task(name="agent")
+    async def agent(ctx: ff.Context) -> int:
+        return (await ctx.usage(tokens=100)).remaining["tokens"]
+
+    await kit_app.prepare()
+    assert await kit.run_inline(agent) == 900
+    assert await used(kit_app) == ({"tokens": 100}, {})
+
+
+@pytest.mark.parametrize("bind", [5, "lane", {"lane": "a"}, [5], [ff.Bind(lane="a"), None]])
+def test_a_declaration_is_bound_to_scopes_only(bind: Any) -> None:
+    app = ff.App()
+    for declare in (
+        lambda: app.budget("b", hard={"t": 1}, bind=bind),
+        lambda: app.quota("q", concurrent=1, bind=bind),
+    ):
+        with pytest.raises(ff.errors.InvalidInput) as refused:
+            declare()
+        assert refused.value.field == "bind"
+
+
 # ---- reports
 
 
@@ -123,6 +177,28 @@ async def test_a_synchronous_handler_reports_and_holds(kit: Kit, kit_app: ff.App
 
 
 # ---- amounts that are held
+
+
+async def test_a_task_without_a_budget_holds_and_counts_nothing(kit: Kit, kit_app: ff.App) -> None:
+    @kit_app.task
+    async def agent(ctx: ff.Context) -> list[object]:
+        async with ctx.spend(tokens=400) as spend:
+            held = spend.held
+            spend.settle(tokens=120)
+        async with ctx.spend(tokens=400) as other:
+            pass  # given back
+        await ctx.sleep("1h")
+        assert spend.used is not None
+        return [held, spend.used.remaining, other.used, (await ctx.usage(tokens=1)).remaining]
+
+    @kit_app.task
+    def synchronous(ctx: ff.SyncContext) -> list[object]:
+        with ctx.spend(tokens=400) as spend:
+            spend.settle(tokens=120)
+        return [spend.held, spend.is_settled]
+
+    assert await kit.run_inline(agent) == [{}, {}, None, {}]
+    assert await kit.run_inline(synchronous) == [{}, False]
 
 
 async def test_amounts_are_held_while_the_block_runs_and_given_back_without_a_settlement(

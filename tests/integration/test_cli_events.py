@@ -175,6 +175,9 @@ async def test_fork_starts_an_execution_and_show_says_where_it_came_from(
     assert f"{held.execution_id} before b" in said.out
     said = await call("fork", held.execution_id, "--before", "c", dsn=database, code=2)
     assert "has not recorded c; allowed: a, b" in said.err
+    said = await call("fork", fork, "--payload", '{"y": 2}', "--json", dsn=database)
+    again = ff.ExecutionId(json.loads(said.out)["execution_id"])
+    assert (await plain_engine.read_execution_context(again)).input_payload == b'{"x":1,"y":2}'
     for payload in ("[1]", "{"):
         await call("fork", held.execution_id, "--payload", payload, dsn=database, code=2)
     await call("fork", plain_engine.mint_id(), dsn=database, code=1)

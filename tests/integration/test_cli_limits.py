@@ -163,6 +163,37 @@ async def test_a_quota_is_created_shown_and_changed(engine: ff.Engine, database:
 # ---- what limits hold back
 
 
+async def test_limits_are_bound_to_scopes_and_unbound(engine: ff.Engine, database: str) -> None:
+    await call("budgets", "create", "team", "--hard", "tokens=5", dsn=database)
+    await call("quotas", "create", "slots", "--concurrent", "2", dsn=database)
+    every = ("--lane", "gpu", "--kind", "chat", "--namespace", "eu", "--tag", "plan=free", "--flow", "nightly")
+    words = "lane gpu, kind chat, namespace eu, tag plan=free, flow nightly"
+    scope = {"lane": "gpu", "kind": "chat", "namespace": "eu", "tag": ["plan", "free"], "flow": "nightly"}
+    for command, name in (("budgets", "team"), ("quotas", "slots")):
+        assert (await call(command, "bind", name, *every, dsn=database)).out == f"{name} is bound to {words}\n"
+        assert (await call(command, "bind", name, *every, dsn=database)).out == f"{name} was already bound to {words}\n"
+        made = (await call(command, "bind", name, "--lane", "default", "--json", dsn=database)).json
+        assert made["is_new"] is True
+        shown = (await call(command, "show", name, "--json", dsn=database)).json["bindings"]
+        assert len(shown) == 2
+        assert scope in [one["bind"] for one in shown]
+        assert words in (await call(command, "show", name, dsn=database)).out
+        assert (
+            await call(command, "unbind", name, *every, dsn=database)
+        ).out == f"{name} is no longer bound to {words}\n"
+        again = await call(command, "unbind", name, *every, dsn=database, code=1)
+        assert f"{name} is not bound to {words}" in again.err
+        gone = await call(command, "unbind", name, "--kind", "x", "--json", dsn=database, code=1)
+        assert gone.json["existed"] is False
+        for wrong, said in (((), "bind"), (("--tag", "plan"), "--tag"), (("--lane", ""), "lane")):
+            assert said in (await call(command, "bind", name, *wrong, dsn=database, code=2)).err
+        await call(command, "bind", "unknown", "--lane", "a", dsn=database, code=1)
+    found = await engine.read_execution(await submit(engine))
+    assert found is not None
+    assert found.budget_ids == (budget_id_of("team"),)
+    assert found.quota_policy_ids == (quota_policy_id_of("slots"),)
+
+
 async def test_what_a_budget_holds_back_is_listed_counted_and_explained(engine: ff.Engine, database: str) -> None:
     first, second = await hold(engine)
     listed = await call("ls", "--held-by", "team", "--quiet", dsn=database)

@@ -1014,5 +1014,8 @@ async def test_no_duty_of_the_contract_is_missing() -> None:
         "record_expiry": 30,
         "worker_registry_ttl_sweep": 30,
         "registry_event_trimmer": 60,
+        "budget_reset": 15,
+        "reservation_end": 1,
+        "budget_reconciler": 30,
         "audit": 45,
     }

@@ -99,6 +99,49 @@ async def test_a_fork_keeps_the_steps_before_one_and_does_the_rest_anew(app: ff.
     }
 
 
+async def test_a_fork_counts_only_what_it_uses_itself(app: ff.App) -> None:
+    app.budget("team", hard={"tokens": 10_000})
+    did = Did()
+
+    @app.task(budgets=["team"])
+    async def agent(ctx: ff.Context, prompt: str) -> int:
+        for n in range(3):
+            async with ctx.spend(tokens=400) as spend:
+                await ctx.step("ask", lambda n=n: did(f"{prompt} {n}"))
+                spend.settle(tokens=100)
+            await ctx.usage(tokens=1)
+        return len(did.calls)
+
+    async with working(app):
+        client = await app.client()
+        run = await agent.options(budget=ff.Budget(tokens=1_000)).submit("first")
+        assert await run.result() == 3
+        fork = await run.fork(before=("ask", 2), payload={"prompt": "second"})
+        assert await fork.result() == 4
+        assert (await fork.usage()).by_budget == {"team": {"tokens": 101}}, "two of three calls were those of the first"
+        assert await fork.budget() is None
+        found = await client.budget("team")
+        assert (found.usage, found.held.get("tokens", 0)) == ({"tokens": 404}, 0)
+        assert await client.engine.audit() == []
+    assert did.calls == ["first 0", "first 1", "first 2", "second 2"]
+
+
+async def test_a_fork_of_a_run_that_has_only_its_own_budget_runs_without_one(app: ff.App) -> None:
+    @app.task
+    async def agent(ctx: ff.Context, prompt: str) -> str:
+        async with ctx.spend(tokens=400) as spend:
+            said = await ctx.step("ask", lambda: prompt)
+            spend.settle(tokens=100)
+        return said
+
+    async with working(app):
+        run = await agent.options(budget=ff.Budget(tokens=1_000)).submit("first")
+        assert await run.result() == "first"
+        fork = await run.fork(before="ask", payload={"prompt": "second"})
+        assert await fork.result() == "second"
+        assert (await fork.usage()).total == {}
+
+
 async def test_concurrent_steps_before_the_fork_are_kept_in_the_order_they_were_recorded(app: ff.App) -> None:
     did = Did()
     order = asyncio.Event()
@@ -353,3 +396,31 @@ async def test_codecs_that_bind_refuse_forks(database: str) -> None:
     with pytest.raises(Unavailable):
         await client.fork(client.engine.mint_id())
     await app.close()
+
+
+async def test_a_fork_has_the_named_limits_and_not_the_budget_of_the_run(app: ff.App) -> None:
+    app.budget("team", hard={"tokens": 100})
+
+    @app.task(budgets=["team"])
+    async def agent(ctx: ff.Context) -> str:
+        await ctx.usage(tokens=10)
+        await ctx.step("a", lambda: None)
+        await ctx.usage(tokens=3)
+        return "done"
+
+    @app.task
+    async def own(ctx: ff.Context) -> str:
+        await ctx.usage(tokens=10)
+        return "done"
+
+    async with working(app):
+        shared = await agent.options(budget=ff.Budget(tokens=50)).submit()
+        alone = await own.options(budget=ff.Budget(tokens=50)).submit()
+        assert [await shared.result(), await alone.result()] == ["done", "done"]
+        first, second = await shared.fork(before="a"), await alone.fork()
+        assert [await first.result(), await second.result()] == ["done", "done"]
+    engine = (await app.client()).engine
+    [team] = set((await shared.get()).budget_ids) - {shared.execution_id}
+    assert tuple((await first.get()).budget_ids) == (team,)
+    assert tuple((await second.get()).budget_ids) == ()
+    assert (await engine.get_budget_status(team)).usage == {"tokens": 16}  # a fork reports what it uses after that step

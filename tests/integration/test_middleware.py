@@ -19,7 +19,10 @@ import flowfabric as ff
 from flowfabric import middleware as mw
 from flowfabric.errors import ExecutionNotActive, TransportError
 from flowfabric.values.attempt import Claimed
+from flowfabric.values.budget import HardBreach, Report, Reserved, Usage
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.grant import Granted, ReclaimGranted
+from flowfabric.values.quota import quota_policy_id_of
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
 
 
@@ -107,7 +110,9 @@ async def test_refusals_come_through_and_are_counted_by_category(engine: Checked
     with pytest.raises(ff.InvalidInput):
         await layered.read_execution("nonsense")  # type: ignore[arg-type]
     assert isinstance(meter.sink, mw.MemorySink)
-    assert {series: timing.count for series, timing in meter.sink.snapshot().timings.items()} == {
+    timings = meter.sink.snapshot().timings
+    assert timings.pop('flowfabric_claim_seconds{lane="default"}').count == 1
+    assert {series: timing.count for series, timing in timings.items()} == {
         f'flowfabric_call_seconds{{method="{method}",outcome="{outcome}"}}': 1
         for method, outcome in {
             "create_execution": "ok",
@@ -116,6 +121,72 @@ async def test_refusals_come_through_and_are_counted_by_category(engine: Checked
             "fail": "contention",
             "read_execution": "validation",
         }.items()
+    }
+
+
+async def test_claims_are_counted_by_lane_and_result(engine: CheckedEngine, clock: Clock) -> None:
+    meter = mw.Metrics()
+    layered = mw.layer(engine, [meter])
+    for lane in ("a", "a", "b"):
+        await engine.create_execution(execution_kind="k", lane_id=lane)
+    assert (
+        len(await layered.claim_lanes({"a": 1, "b": 1, "c": 1}, limit=3, lease_ttl=timedelta(seconds=1), **WORKER)) == 3
+    )
+    await clock.advance(seconds=10)
+    await engine.run_timers("lease")
+    assert await layered.claim("a", **WORKER) is not None
+    assert isinstance(await layered.claim_for_worker("a", **WORKER), ReclaimGranted)
+    assert len(await layered.claim_for_worker("b", max_grants=2, **WORKER)) == 1
+    assert await layered.claim_many(lane_id="c", limit=2, **WORKER) == []
+    with pytest.raises(ff.InvalidInput):
+        await layered.claim("a", worker_id="", worker_instance_id="w-1")
+    await engine.create_execution(execution_kind="k", lane_id="c")
+    assert isinstance(await layered.claim_for_worker("c", **WORKER), Granted)
+    assert isinstance(meter.sink, mw.MemorySink)
+    found = meter.sink.snapshot()
+    assert {name: n for name, n in found.counts.items() if "_claims_" in name} == {
+        f'flowfabric_claims_total{{lane="{lane}",result="{result}"}}': n
+        for lane, result, n in [
+            ("a", "granted", 2),
+            ("b", "granted", 1),
+            ("c", "granted", 1),
+            ("a", "reclaim", 2),
+            ("b", "reclaim", 1),
+            ("c", "no_work", 2),
+            ("a", "error", 1),
+        ]
+    }
+    assert {name: timing.count for name, timing in found.timings.items() if "_claim_" in name} == {
+        f'flowfabric_claim_seconds{{lane="{lane}"}}': n for lane, n in [("a", 4), ("b", 2), ("c", 3)]
+    }
+
+
+async def test_denials_are_counted_by_dimension_and_by_kind_of_quota(engine: CheckedEngine) -> None:
+    meter = mw.Metrics()
+    layered = mw.layer(engine, [meter])
+    claimed = await started(engine)
+    made = await engine.create_budget(
+        name="team", dimensions=["cents", "tokens"], hard_limits=[5, 10], soft_limits=[0, 0]
+    )
+    await layered.report_usage(claimed.handle, {"tokens": 10}, made.budget_id)
+    await layered.report_usage(claimed.handle, {"tokens": 1}, made.budget_id)
+    await layered.reserve_usage(claimed.handle, {"cents": 6}, made.budget_id)
+    over = Report(authority=claimed.handle, usage=Usage(custom={"tokens": 1}), budgets=(made.budget_id,))
+    await layered.report_usage_many([over, over])
+    held = await engine.reserve_usage(claimed.handle, {"cents": 5}, made.budget_id)
+    assert isinstance(held, Reserved)
+    settled = await layered.settle_usage(claimed.handle, held.reservation_id, {"cents": 7})
+    assert isinstance(settled, HardBreach)  # an overrun, not a denial
+    for limit in ("rate_limit", "concurrency_cap"):
+        for _ in range(2):
+            other = await submit(engine)
+            await layered.check_admission(quota_policy_id_of(limit), other, **{limit: 1})
+    assert isinstance(meter.sink, mw.MemorySink)
+    assert {name: n for name, n in meter.sink.snapshot().counts.items() if "denials" in name} == {
+        'flowfabric_budget_denials_total{dimension="tokens"}': 3,
+        'flowfabric_budget_denials_total{dimension="cents"}': 1,
+        'flowfabric_quota_denials_total{limit="rate"}': 1,
+        'flowfabric_quota_denials_total{limit="concurrency"}': 1,
     }
 
 

@@ -47,7 +47,7 @@ READ = """
 """
 READ_AND_WORK = """
     read_started queued_siblings list_schedules list_workers list_worker_events list_versions list_uncovered list_leads
-    list_consumers sleep_for_events
+    list_bindings list_consumers sleep_for_events
 """
 SUBMIT = """
     create_one create_executions standing_executions create_flow grow_flow free_key watch unwatch fork_execution
@@ -66,7 +66,7 @@ WORK = """
     dispatch_cascades cascade_pending
     create_quota_policy check_admission release_admission unblock_limited reconcile_quotas
     cancel_siblings reconcile_siblings reconcile_edges cancel_members due_cancellations project_touched project_flows
-    read_declared_limits note_declared_limits
+    read_declared_limits note_declared_limits bind_limit
     put_schedule due_schedules next_schedule fire_schedule advance_schedule
 """
 OPERATE = """
@@ -77,6 +77,7 @@ OPERATE = """
     read_waitpoint_token signal_by_key resume_execution expire_waitpoint expire_suspension run_one audit
     add_to_flow stage_edges apply_edge set_group_policy set_flow_tags resolve_dependency promote_blocked
     cancel_flow_header ack_cancel_member drain_siblings delete_flow
+    unbind_limit
     set_lane_state set_schedule_paused delete_schedule mark_worker_dead set_consumer delete_consumer
     update_budget reset_budget release_budget report_usage_admin record_spend update_quota_policy
 """

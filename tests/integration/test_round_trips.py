@@ -22,6 +22,7 @@ import flowfabric as ff
 from flowfabric.client import AsyncClient
 from flowfabric.errors import StateError
 from flowfabric.values.attempt import Failure
+from flowfabric.values.binding import Bind
 from flowfabric.values.budget import Report, Reserved, Usage
 from flowfabric.values.conditions import on
 from flowfabric.values.event import Event, EventCursor
@@ -401,6 +402,9 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "find_unreported_budgets": (nothing, lambda e, _: e.find_unreported_budgets()),
     "read_declared_limits": (nothing, lambda e, _: e.read_declared_limits(["budget b"])),
     "note_declared_limits": (nothing, lambda e, _: e.note_declared_limits({"budget b": "1"})),
+    "bind_limit": (a_budget, lambda e, at: e.bind_limit(at[1], Bind(kind="k"))),
+    "unbind_limit": (a_budget, lambda e, at: e.unbind_limit(at[1], Bind(kind="k"))),
+    "list_bindings": (nothing, lambda e, _: e.list_bindings()),
     "create_budget": (nothing, lambda e, _: e.create_budget(name="new")),
     "update_budget": (a_budget, lambda e, at: e.update_budget(at[1], raise_by={"t": 1})),
     "get_budget_status": (a_budget, lambda e, at: e.get_budget_status(at[1])),

@@ -33,7 +33,9 @@ _FORGET = f"delete from pg_statistic where starelid in ({_OURS});"
 # Tables that are emptied again and again: a vacuum then leaves their pages and counts no row on them.
 _QUEUES = (
     "ready", "ready_floor", "timer", "claim_grant", "waiter", "watch", "sleeper", "blocked", "pending_cascade",
-    "sibling_cancel", "child_cancel", "cancel_backlog", "cancel_member", "flow_touched",
+    "sibling_cancel", "child_cancel", "cancel_backlog", "cancel_member", "flow_touched", "hook", "uncovered",
+    "follower", "limit_due", "quota_slot", "quota_entry", "quota_head", "reservation", "budget_key", "budget_usage",
+    "limit_set",
 )  # fmt: skip
 # What the planner believes. It reads the number of pages from the file, and takes the rows per page from here; for a
 # table that had no page it guesses them from the width of a row.

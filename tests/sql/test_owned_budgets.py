@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric.errors import NotFound, ValidationFailed
+from flowfabric.errors import FlowFabricError, NotFound, ValidationFailed
 from flowfabric.values.budget import HardBreach, UsageOk
 from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.graph import NewNode
@@ -169,3 +169,25 @@ async def test_a_flow_may_own_a_budget(engine: ff.Engine, clock: Clock) -> None:
     await engine.delete_flow(flow_id)
     with pytest.raises(NotFound):
         await status(engine, budget)
+
+
+async def test_a_flow_and_its_budget_are_created_in_one_call_or_not_at_all(engine: ff.Engine) -> None:
+    flow_id = FlowId(mint_uuid())
+    own = BudgetId(flow_id)
+    first = ExecutionPolicy(flow_budget=OwnBudget(hard={"t": 5}))
+    nodes = [
+        NewNode(name="a", execution=NewExecution(execution_kind="a", policy=first)),
+        NewNode(name="b", execution=NewExecution(execution_kind="b", lane_id="closed")),
+    ]
+    await submit(engine, lane_id="closed")
+    await engine.set_lane_state("closed", "disabled")
+    with pytest.raises(FlowFabricError):
+        await engine.submit_flow(nodes, flow_id=flow_id)
+    assert not (await engine.list_budgets()).items, "the flow was refused"
+    await engine.set_lane_state("closed", "active")
+    await engine.submit_flow(nodes, flow_id=flow_id)
+    await engine.submit_flow(nodes, flow_id=flow_id)
+    assert [(one.budget_id, one.owner_id) for one in (await engine.list_budgets()).items] == [(own, flow_id)]
+    await engine.extend_flow(flow_id, [NewNode(name="c", execution=NewExecution(execution_kind="c"))])
+    members = await engine.list_flow_members(flow_id)
+    assert {one.name: await budgets_of(engine, one.execution_id) for one in members} == {key: {own} for key in "abc"}

@@ -17,6 +17,7 @@ from flowfabric._postgres import statements
 from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import FlowFabricError
 from flowfabric.values.attempt import Claimed, Failure
+from flowfabric.values.binding import Bind
 from flowfabric.values.budget import Report, Reserve, Reserved, Settle, Usage
 from flowfabric.values.conditions import all_of, any_of, count_signals, from_sources, on
 from flowfabric.values.event import EventCursor
@@ -237,6 +238,8 @@ class Ground:
         self.room = (await make(name="room", max_concurrent=10**6, max_requests_per_window=10**6)).quota_policy_id
         self.full = (await make(name="full", max_concurrent=1)).quota_policy_id
         self.keyed = (await make(name="keyed", key="t", max_concurrent=2)).quota_policy_id
+        for n in range(N):
+            await engine.bind_limit(self.keyed, Bind(kind="bound" if n % 2 else "unbound", tag=("t", str(n))))
         for _ in range(2):
             await self.some("room", 2 * N, policy=ExecutionPolicy(quota_policy_id=self.room))
         self.running = [*(await self.claimed("room")), *(await self.claimed("room"))]
@@ -258,6 +261,10 @@ class Ground:
             Report(authority=one.handle, usage=Usage(custom={"t": 1}, dedup_key=f"key {n}"))
             for n, one in enumerate(self.spending)
         ])  # fmt: skip
+        for name in ("first", "second"):
+            await engine.use_budgets([
+                Report(authority=one.handle, usage=Usage(custom={"t": 1}), place=(name, 0)) for one in self.spending
+            ])  # fmt: skip
         await self.sql.execute(
             "insert into flowfabric.budget_spend select $1, e.id, 0, 't', 1, flowfabric.now(), true"
             " from (select x.id from flowfabric.execution x order by x.id limit $2) e",
@@ -482,6 +489,14 @@ async def task_suspended(g: Ground) -> None:
 
 async def stopped(g: Ground) -> None:
     await g.engine.stop_changed(g.held[3].handle, detail="a", digest="d")
+
+
+async def declared(g: Ground) -> None:
+    await g.sql.execute(
+        "insert into flowfabric.declared_limit select 'budget ' || n, 'x', flowfabric.now()"
+        " from generate_series(1, $1) n",
+        3 * N,
+    )
 
 
 T = TimerKind
@@ -713,6 +728,9 @@ CALLS = [
     Call("create_executions", N, lambda g: g.some(
         "new", policy=lambda n: ExecutionPolicy(budget_ids=(mint_uuid(),), quota_policy_id=g.keyed),  # type: ignore[arg-type]
         tags=lambda n: {"t": str(n)})),
+    Call("create_executions", 2 * N, lambda g: g.some("bound", tags=lambda n: {"t": str(n)})),
+    Call("list_bindings", 10, lambda g: g.engine.list_bindings(limit=10)),
+    Call("bind_limit", 1, lambda g: g.engine.bind_limit(g.full, Bind(kind="other"))),
     Call("claim", N, lambda g: g.claimed("room")),
     Call("claim", 2 * N, lambda g: g.claimed("spread")),  # N heads are locked too
     Call("claim", 1000, lambda g: g.engine.claim_many(limit=10, kinds=["full"], **WORKER)),
@@ -729,11 +747,26 @@ CALLS = [
     Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(), an_hour_later),
     Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(after=(UUID(int=0), ""))),
     Call("reconcile_quotas", 4 * N, lambda g: g.engine.reconcile_quotas(), an_hour_later),
+    Call("find_limits", N, lambda g: g.engine.find_limits(
+        budgets=[f"other {n}" for n in range(N)], quotas=[f"q{n}" for n in range(N)])),
+    Call("list_held", 100, lambda g: g.engine.list_held(g.full, limit=100)),
+    Call("read_held", 1, lambda g: g.engine.read_held(g.shut[0])),
+    Call("count_held", 100, lambda g: g.engine.count_held(limit=100)),
+    # For people: it reads the limit sets.
+    Call("find_unreported", 2 * N, lambda g: g.engine.find_unreported_budgets(limit=100)),
+    Call("read_declared_limits", N, lambda g: g.engine.read_declared_limits(
+        [f"budget {n}" for n in range(N)]), declared),
+    Call("note_declared_limits", N, lambda g: g.engine.note_declared_limits(
+        {f"budget {n}": "d" for n in range(N)}), declared),
     # budgets
     Call("use_budgets", 1, lambda g: g.engine.report_usage(g.spending[0].handle, {"t": 1})),
     Call("use_budgets", N, lambda g: g.engine.use_budgets(
         [Report(authority=one.handle, usage=Usage(custom={"t": 1}, dedup_key=f"new {n}"))
          for n, one in enumerate(g.spending)])),
+    Call("use_budgets", N, lambda g: g.engine.use_budgets(
+        [Report(authority=one.handle, usage=Usage(custom={"t": 1}), place=("new", 0)) for one in g.spending])),
+    Call("use_budgets", N, lambda g: g.engine.use_budgets(
+        [Report(authority=one.handle, usage=Usage(custom={"t": 1}), place=("first", 0)) for one in g.spending])),
     Call("use_budgets", N, lambda g: g.engine.use_budgets(
         [Settle(authority=one.handle, reservation_id=held, usage=Usage(custom={"t": 1}))
          for one, held in zip(g.spending, g.reserved, strict=True)])),
@@ -836,6 +869,7 @@ CALLS = [
     Call("begin_epoch", 1, lambda g: g.engine._fetch("select flowfabric.begin_epoch()")),
     Call("take_lead", 2, lambda g: g.engine.take_lead([DUTIES, CASCADES], HOUR)),
     Call("leave_lead", 1, lambda g: g.engine.leave_lead()),
+    # Every rule reads each of the 25 N executions of the ground; there are a hundred rules.
     Call("audit", 80 * N, lambda g: g.engine.audit(events=True)),
     Call("audit_sample", 3 * N, lambda g: g.engine.audit_sample(home(g.wide.flow_id))),
     Call("repair_floors", 100, lambda g: g.engine.repair_floors()),

@@ -45,11 +45,13 @@ from flowfabric.errors import (
     ValidationFailed,
 )
 from flowfabric.middleware import metrics, tracing
-from flowfabric.middleware.base import LOCAL, OutcomeWord, chain_call, outcome_of, type_name
+from flowfabric.middleware.base import LOCAL, OutcomeWord, chain_call, chain_claim, outcome_of, type_name
 from flowfabric.middleware.limits import Bucket
+from flowfabric.values.budget import HardBreach
 from flowfabric.values.checks import check_tag_key
 from flowfabric.values.graph import FlowSubmitted
-from flowfabric.values.ids import FlowId, mint_execution_id
+from flowfabric.values.ids import BudgetId, FlowId, mint_execution_id
+from flowfabric.values.quota import RateExceeded
 from flowfabric.values.words import GroupRepair
 from tests.each import each
 
@@ -809,8 +811,11 @@ async def used(meter: mw.Metrics) -> None:
         SiblingPass(action="more", reason="sibling_quorum_satisfied", cancelled=1),
         GroupRepair.NO_OP,
         Round(handled=1, backlog=1),
+        HardBreach(budget_id=BudgetId(new_id()), dimension="tokens", current_usage=1, hard_limit=1),
+        RateExceeded(timedelta(seconds=1)),
     ):
         await chain_call([meter], "flows", answering(answer))()
+    await chain_claim([meter], ["default"], answering([]))()
     hooks = mw.DutyHooks([meter])
     await hooks.round("lease_expiry", answering(Round(handled=3, failed=2)))
     for group in ("duties", "cascades"):
@@ -836,6 +841,22 @@ async def test_a_round_that_raises_is_a_failure_and_one_that_is_cancelled_is_non
         '"unknown"}': 1,
         '"cancelled"}': 1,
         '"ok"}': 1,
+    }
+
+
+async def test_a_claim_that_raises_is_an_error_of_its_lanes_and_one_that_is_cancelled_is_none() -> None:
+    sink = mw.MemorySink()
+    for error in (Unavailable("x"), OSError("x"), asyncio.CancelledError()):
+
+        async def fail(error: BaseException = error) -> Any:
+            raise error
+
+        with pytest.raises(type(error)):
+            await chain_claim([mw.Metrics(sink)], ["a", "b"], fail)()
+    seen = sink.snapshot()
+    assert seen.counts == {f'flowfabric_claims_total{{lane="{lane}",result="error"}}': 2 for lane in "ab"}
+    assert {series: one.count for series, one in seen.timings.items()} == {
+        f'flowfabric_claim_seconds{{lane="{lane}"}}': 3 for lane in "ab"
     }
 
 

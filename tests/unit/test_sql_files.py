@@ -131,8 +131,8 @@ NOT_SAMPLED = {
     "blocked_orphan", "cascade_row", "derived_route", "flow_summary", "grant_hides", "keystore", "lane_registered",
     "ready_below_floor", "ready_orphan", "registration_facts", "tag_rows", "timer_waitpoint", "timers", "times_finite",
     "verdict_facts", "blocked_limit", "budget_counters", "budget_held", "budget_ledger", "budget_limits", "budget_mark",
-    "budget_rows", "limit_open", "limit_set", "quota_cap", "quota_rate", "quota_slot", "quota_slot_missing",
-    "waiter_missed", "waits_for_nothing",
+    "budget_rows", "limit_binding", "limit_open", "limit_set", "quota_cap", "quota_rate", "quota_slot",
+    "quota_slot_missing", "waiter_missed", "waits_for_nothing",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput, TransportError
+from flowfabric.values.checks import check_worker
 from flowfabric.worker.batching import Batcher
 from flowfabric.worker.claims import Shares, lane_weights
 from flowfabric.worker.runners.threads import Interruptible, Threads
@@ -388,3 +389,10 @@ def test_a_worker_refuses_arguments_that_it_does_not_have_by_name() -> None:
         assert refused.value.field == field
         assert words in str(refused.value)
         assert "concurrency" in str(refused.value.allowed)
+
+
+@pytest.mark.parametrize("name", ["my agent", "a|b", "tab\tbed", "ü" * 128])
+def test_any_name_of_an_app_makes_the_name_of_a_worker(name: str) -> None:
+    worker = ff.Worker(ff.App(name=name))
+    assert check_worker(worker.worker_id)
+    assert check_worker(worker.instance_id)

@@ -426,6 +426,13 @@ COUNT_HELD = _rows("count_held", 1, "lane, limit_id, what, name, held")
 FIND_UNREPORTED = _rows("find_unreported", 1, "name")
 READ_DECLARED_LIMITS = _rows("read_declared_limits", 1, "name, digest")
 NOTE_DECLARED_LIMITS = _value("note_declared_limits", 2, "noted")
+BIND_LIMIT = _value("bind_limit", 8, "code")
+UNBIND_LIMIT = _value("unbind_limit", 7, "existed")
+LIST_BINDINGS = _rows(
+    "list_bindings",
+    4,
+    "id, what, limit_id, name, lane, kind, namespace, tag, value, flow_kind, is_declared, created_at",
+)
 
 REGISTER_LANES = _value("register_lanes", 1, "made")
 LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")

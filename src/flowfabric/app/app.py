@@ -47,7 +47,8 @@ from flowfabric.client.submission import Submission, TypedTask, check_task, new_
 from flowfabric.contracts.codecs import AnyCodec, Codecs
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput
-from flowfabric.middleware import Middleware, check_middlewares, layer, overriding
+from flowfabric.middleware import Middleware, check_middlewares, layer
+from flowfabric.values.binding import Bind, check_binds
 from flowfabric.values.checks import check_tags, check_text
 from flowfabric.values.cron import Cron
 from flowfabric.values.durations import MAX_DURATION_MS, Duration, duration
@@ -287,6 +288,7 @@ class App:
         soft: Mapping[str, int] | None = None,
         every: Duration | None = None,
         mode: Mode = "strict",
+        bind: Bind | Sequence[Bind] | None = None,
     ) -> BudgetSpec:
         """Declare a budget: what the executions that name it in the option `budgets` may use together.
 
@@ -294,13 +296,19 @@ class App:
         refused; a soft limit is reported and stops nothing; with `mode="warn"` hard limits stop nothing either. With
         `every` the usage begins again at 0 after each such period. Workers store it when they start, and `prepare`
         does; a changed declaration changes the limits, an unchanged one leaves them as operators set them since.
+        With `bind` everything that is submitted with such a scope gets it too, without naming it.
         """
         limits = limits_of(hard, {}, "hard"), limits_of(soft, {}, "soft")
         span = None if every is None else duration(every, "every")
         if span is not None and not timedelta(seconds=1) <= span <= _LONGEST:
             raise InvalidInput(f"got {every!r}", field="every", allowed="from one second to a century")
         spec = BudgetSpec(
-            name=check_limit_name(name), hard=limits[0], soft=limits[1], every=span, mode=check_mode(mode)
+            name=check_limit_name(name),
+            hard=limits[0],
+            soft=limits[1],
+            every=span,
+            mode=check_mode(mode),
+            bind=check_binds(bind),
         )
         return _declared(self.limit_names.budgets, spec, "budget")
 
@@ -313,13 +321,14 @@ class App:
         window: Duration = 60,
         key: str | None = None,
         jitter: Duration = 0,
+        bind: Bind | Sequence[Bind] | None = None,
     ) -> QuotaSpec:
         """Declare a quota: how many of the executions that name it in the option `quotas` may run.
 
         At most `concurrent` run at the same time, and at most `per_window` start within each `window`, which slides.
         Executions beyond that wait without a worker. With `key`, the name of a tag, the numbers hold for each value of
-        that tag, and submissions without the tag are refused. `jitter` spreads the time at which they are tried again.
-        It is stored as budgets are.
+        that tag, and submissions that name it without the tag are refused. `jitter` spreads the time at which they are
+        tried again. It is stored and bound as budgets are; bound submissions without the tag share the value `default`.
         """
         for field, value in (("concurrent", concurrent), ("per_window", per_window)):
             if value is not None:
@@ -340,6 +349,7 @@ class App:
             window=span,
             key=key,
             jitter=spread,
+            bind=check_binds(bind),
         )
         return _declared(self.limit_names.quotas, spec, "quota")
 
@@ -495,7 +505,7 @@ class App:
                 **settings,
             },
         )
-        return layer(engine, self.middleware) if overriding(self.middleware, "call") else engine
+        return layer(engine, self.middleware)
 
     async def client(self) -> AsyncClient:
         """Return the client of this event loop. It connects on first use and closes when the loop ends."""

@@ -463,7 +463,8 @@ class Context(Facts):
         end of the block the settled amounts are counted in their place, also if it ends with an exception; without
         `settle` everything is given back. If the worker dies inside the block, the held amounts are counted, since the
         call may have been made, unless `on_lost` is "release"; the next run finds them, and its settlement replaces
-        them. Outside of a step it is held and counted once, even if the handler is re-run.
+        them. Outside of a step it is held and counted once, even if the handler is re-run. An execution without a
+        budget holds and counts nothing.
         """
         return Spend(self._scope, amounts_of(amounts, dimensions, "spend"), budgets, on_lost, name)
 
@@ -582,7 +583,7 @@ class SpendFacts:
 
     @property
     def held(self) -> dict[str, int]:
-        """The amounts that are held."""
+        """The amounts that are held: none if the execution has no budget."""
         return self._amounts if self._held is None else self._held.amounts
 
     @property
@@ -618,6 +619,8 @@ class Spend(SpendFacts):
             return
         if self.is_settled:
             self.used = Used(remaining=held.remaining, is_recorded=True)
+        elif not held.amounts:  # the execution has no budget
+            self.used = None if self._settled is None else Used(remaining={})
         elif self._settled is not None:
             self.used = await self._scope.settle_usage(held.reservation_id, self._settled)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from datetime import timedelta
+from uuid import UUID
 
 import msgspec
 
@@ -16,7 +17,7 @@ from flowfabric.client.limits import LimitNames
 from flowfabric.engine import Engine
 from flowfabric.errors import InvalidInput, NotAllowed
 from flowfabric.values.budget import BudgetCreated, budget_id_of
-from flowfabric.values.quota import QuotaPolicyCreated
+from flowfabric.values.quota import QuotaPolicyCreated, quota_policy_id_of
 from flowfabric.values.spending import BudgetSpec, QuotaSpec
 
 log = logging.getLogger("flowfabric.worker")
@@ -37,6 +38,7 @@ async def store_limits(engine: Engine, names: LimitNames) -> list[str]:
             continue
         try:
             is_new = await (_store_budget(engine, spec) if isinstance(spec, BudgetSpec) else _store_quota(engine, spec))
+            await _bind(engine, spec)
         except NotAllowed:
             log.warning("%s is declared differently from what is stored, and this role may not change it", title)
             continue
@@ -49,6 +51,16 @@ async def store_limits(engine: Engine, names: LimitNames) -> list[str]:
 
 def _digest(spec: BudgetSpec | QuotaSpec) -> str:
     return hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()[:16]
+
+
+async def _bind(engine: Engine, spec: BudgetSpec | QuotaSpec) -> None:
+    """Store the declared bindings of a limit; remove those that are not declared any more."""
+    limit: UUID = budget_id_of(spec.name) if isinstance(spec, BudgetSpec) else quota_policy_id_of(spec.name)
+    for bind in spec.bind:
+        await engine.bind_limit(limit, bind, is_declared=True)
+    for one in (await engine.list_bindings(limit_id=limit, limit=1000)).items:
+        if one.is_declared and one.bind not in spec.bind:
+            await engine.unbind_limit(limit, one.bind)
 
 
 async def _store_budget(engine: Engine, spec: BudgetSpec) -> bool:

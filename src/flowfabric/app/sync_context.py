@@ -404,6 +404,8 @@ class SyncSpend(SpendFacts):
             return
         if self.is_settled:
             self.used = Used(remaining=held.remaining, is_recorded=True)
+        elif not held.amounts:
+            self.used = None if self._settled is None else Used(remaining={})
         elif self._settled is not None:
             self.used = self._scope.in_thread(self._scope.settle_usage(held.reservation_id, self._settled))
         else:

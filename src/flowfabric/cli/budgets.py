@@ -1,4 +1,4 @@
-"""`flowfabric budgets`: show budgets and their ledgers; create, raise, set, reset them, and enter what was spent."""
+"""`flowfabric budgets`: show budgets and their ledgers; create, raise, set, bind, reset them; enter what was spent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowfabric.cli import _completion, _output
+from flowfabric.cli import _binding, _completion, _output
 from flowfabric.cli._database import ask, near, resolve
 from flowfabric.cli._live import Interval, live, parse_interval
 from flowfabric.cli._options import Dsn, Json, Wide, parse_duration, parse_pair
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from flowfabric.values.budget import BudgetStatus
 
 app = typer.Typer(
-    cls=Group, help="Show budgets; create, raise, set or reset them; enter what was spent.", invoke_without_command=True
+    cls=Group,
+    help="Show budgets; create, raise, set, bind or reset them; enter what was spent.",
+    invoke_without_command=True,
 )
 
 Name = Annotated[
@@ -68,7 +70,7 @@ def _default(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Show budgets; create, raise, set or reset them. Without a command: list."""
+    """Show budgets; create, raise, set, bind or reset them. Without a command: list."""
     if ctx.invoked_subcommand is None:
         list_(watch=watch, interval=interval, wide=wide, json=json, dsn=dsn)
 
@@ -181,8 +183,9 @@ def show(name: Name, wide: Wide = False, json: Json = False, dsn: Dsn = None) ->
         one = await find(engine, name)
         ledger = (await engine.list_spend(one.budget_id, limit=_LEDGER)).items
         held = (await engine.list_held(one.budget_id, limit=_HELD)).items
+        bound = await _binding.bindings(engine, one.budget_id)
         if json:
-            _output.document({"budget": one, "ledger": list(ledger), "waiting": list(held)})
+            _output.document({"budget": one, "ledger": list(ledger), "waiting": list(held), "bindings": bound})
             return
         _output.pairs(
             [
@@ -215,6 +218,7 @@ def show(name: Name, wide: Wide = False, json: Json = False, dsn: Dsn = None) ->
                 for each in _dimensions(one)
             ],
         )  # fmt: skip
+        _binding.show(bound)
         if held:
             _output.heading("Waiting for it, first in line first")
             _output.table(
@@ -315,6 +319,47 @@ def set_(
         _say(one, _limits(one, {**limits[0], **limits[1]}), as_json=json)
 
     ask(dsn, work)
+
+
+@app.command()
+def bind(
+    name: Name,
+    lane: _binding.Lane = None,
+    kind: _binding.Kind = None,
+    namespace: _binding.Namespace = None,
+    tag: _binding.Tag = None,
+    flow: _binding.Flow = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Give the budget to all that is submitted from now on with everything that the options say."""
+    where = _binding.scope(lane, kind, namespace, tag, flow)
+
+    async def work(engine: Engine) -> None:
+        await _binding.bind(engine, (await find(engine, name)).budget_id, name, where, as_json=json)
+
+    ask(dsn, work)
+
+
+@app.command()
+def unbind(
+    name: Name,
+    lane: _binding.Lane = None,
+    kind: _binding.Kind = None,
+    namespace: _binding.Namespace = None,
+    tag: _binding.Tag = None,
+    flow: _binding.Flow = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Remove a binding with exactly these options. What was submitted keeps the budget."""
+    where = _binding.scope(lane, kind, namespace, tag, flow)
+
+    async def work(engine: Engine) -> int:
+        return await _binding.unbind(engine, (await find(engine, name)).budget_id, name, where, as_json=json)
+
+    if code := ask(dsn, work):
+        raise typer.Exit(code)
 
 
 @app.command()

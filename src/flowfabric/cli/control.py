@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -189,7 +190,7 @@ def fork(
         typer.Option(
             "--payload",
             metavar="JSON",
-            help="All arguments, as one JSON object. Default: the same.",
+            help="Arguments to replace, as a JSON object by name; the others stay. Default: none.",
             show_default=False,
         ),
     ] = None,
@@ -207,7 +208,7 @@ def fork(
             made = await engine.fork_execution(
                 target,
                 before_step=None if before is None else (before, use - 1),
-                payload=None if payload is None else _object(payload),
+                payload=None if payload is None else await _replaced(engine, target, _object(payload)),
                 creator_identity=login_name() or "",
             )
         except NotFound:
@@ -215,12 +216,30 @@ def fork(
         if json:
             _output.document({"execution_id": made, "forked_from": target, "forked_before": before})
         else:
-            _output.say(f"{made} forks {target}" + ("" if before is None else f" before {before}"))
+            step = "" if before is None else f" before {before}" + (f" #{use}" if use > 1 else "")
+            _output.say(f"{made} forks {target}{step}")
 
     ask(dsn, work)
 
 
-def _object(text: str) -> bytes:
+async def _replaced(engine: Engine, target: ExecutionId, given: dict[str, Any]) -> bytes:
+    """The arguments of an execution with some replaced. Those that cannot be read here have to be given."""
+    import msgspec  # noqa: PLC0415
+
+    try:
+        context = await engine.read_execution_context(target)
+    except InvalidInput:
+        raise NotFound("execution", target) from None
+    known: Any = {}
+    if context.payload_encoding is None and context.input_payload:
+        with contextlib.suppress(msgspec.DecodeError):
+            known = msgspec.json.decode(context.input_payload)
+    if not isinstance(known, dict) or known.keys() == {"given", "wanted"}:  # results of other nodes of a flow
+        known = {}
+    return msgspec.json.encode({**known, **given})
+
+
+def _object(text: str) -> dict[str, Any]:
     import msgspec  # noqa: PLC0415
 
     try:
@@ -229,7 +248,7 @@ def _object(text: str) -> bytes:
         raise InvalidInput(f"not JSON: {error}", field="--payload", allowed="a JSON object of arguments") from None
     if not isinstance(found, dict):
         raise InvalidInput(f"got {text[:40]!r}", field="--payload", allowed="a JSON object of arguments")
-    return msgspec.json.encode(found)
+    return found
 
 
 def priority(

@@ -1,4 +1,4 @@
-"""`flowfabric quotas`: show quotas and how full they are; create or change them."""
+"""`flowfabric quotas`: show quotas and how full they are; create, change or bind them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowfabric.cli import _completion, _output
+from flowfabric.cli import _binding, _completion, _output
 from flowfabric.cli._database import ask, near
 from flowfabric.cli._options import Dsn, Json, Wide, parse_duration
 from flowfabric.cli._output import Column
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flowfabric.values.quota import QuotaKey, QuotaLimits, QuotaPolicy
 
 app = typer.Typer(
-    cls=Group, help="Show quotas and how full they are; create or change them.", invoke_without_command=True
+    cls=Group, help="Show quotas and how full they are; create, change or bind them.", invoke_without_command=True
 )
 
 Name = Annotated[
@@ -47,7 +47,7 @@ _HELD = 10
 
 @app.callback()
 def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Show quotas and how full they are; create or change them. Without a command: list."""
+    """Show quotas and how full they are; create, change or bind them. Without a command: list."""
     if ctx.invoked_subcommand is None:
         list_(wide=wide, json=json, dsn=dsn)
 
@@ -100,8 +100,9 @@ def show(name: Name, wide: Wide = False, json: Json = False, dsn: Dsn = None) ->
         one = await find(engine, name)
         keys: Sequence[QuotaKey] = (await engine.list_quota_keys(one.quota_policy_id, limit=_KEYS)).items
         held = (await engine.list_held(one.quota_policy_id, limit=_HELD)).items
+        bound = await _binding.bindings(engine, one.quota_policy_id)
         if json:
-            _output.document({"quota": one, "keys": list(keys), "waiting": list(held)})
+            _output.document({"quota": one, "keys": list(keys), "waiting": list(held), "bindings": bound})
             return
         limits = one.limits
         _output.pairs(
@@ -126,6 +127,7 @@ def show(name: Name, wide: Wide = False, json: Json = False, dsn: Dsn = None) ->
                 [(each.key, each.active, each.admitted, each.waiting, each.next_free_at) for each in keys],
                 wide=wide,
             )
+        _binding.show(bound)
         if held:
             _output.heading("Waiting for it, first in line first")
             _output.table(
@@ -207,6 +209,47 @@ def set_(
             _output.say(f"{_output.printable(name)} changed")
 
     ask(dsn, work)
+
+
+@app.command()
+def bind(
+    name: Name,
+    lane: _binding.Lane = None,
+    kind: _binding.Kind = None,
+    namespace: _binding.Namespace = None,
+    tag: _binding.Tag = None,
+    flow: _binding.Flow = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Give the quota to all that is submitted from now on with everything that the options say."""
+    where = _binding.scope(lane, kind, namespace, tag, flow)
+
+    async def work(engine: Engine) -> None:
+        await _binding.bind(engine, (await find(engine, name)).quota_policy_id, name, where, as_json=json)
+
+    ask(dsn, work)
+
+
+@app.command()
+def unbind(
+    name: Name,
+    lane: _binding.Lane = None,
+    kind: _binding.Kind = None,
+    namespace: _binding.Namespace = None,
+    tag: _binding.Tag = None,
+    flow: _binding.Flow = None,
+    json: Json = False,
+    dsn: Dsn = None,
+) -> None:
+    """Remove a binding with exactly these options. What was submitted keeps the quota."""
+    where = _binding.scope(lane, kind, namespace, tag, flow)
+
+    async def work(engine: Engine) -> int:
+        return await _binding.unbind(engine, (await find(engine, name)).quota_policy_id, name, where, as_json=json)
+
+    if code := ask(dsn, work):
+        raise typer.Exit(code)
 
 
 def parse_rate(text: str | None) -> tuple[int | None, timedelta | None]:

@@ -12,7 +12,8 @@ import msgspec
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import check_batch, check_int, check_limit
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.values.binding import Bind, Binding
 from flowfabric.values.checks import check_text
 from flowfabric.values.held import Held, HeldCount
 from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid
@@ -21,7 +22,7 @@ from flowfabric.values.spending import FoundLimit, check_limit_name
 
 
 class LimitLookups(Operations):
-    """find_limits, list_held, read_held, count_held, read_declared_limits, note_declared_limits."""
+    """find_limits, list_held, read_held, count_held, read_declared_limits, note_declared_limits, bind_limit."""
 
     async def find_limits(self, budgets: Sequence[str], quotas: Sequence[str]) -> list[FoundLimit]:
         """Return the budgets and quotas with these names, up to 1,000 of each; unknown names are left out."""
@@ -82,6 +83,77 @@ class LimitLookups(Operations):
         names = _names(list(digests), "digests")
         words = [check_text(digests[name], "digests") for name in names]
         await self._fetch(statements.NOTE_DECLARED_LIMITS, names, words, repeatable=True)
+
+    async def bind_limit(self, limit_id: UUID, bind: Bind, *, is_declared: bool = False) -> bool:
+        """Give a budget or quota to all that is submitted from now on with this scope. False if it was bound before.
+
+        What exists keeps the limits it has. `is_declared`: the code of an app says so, and removes it when it does not
+        say so any more.
+        """
+        target = parse_uuid(limit_id, "limit_id")
+        row = await self._row(statements.BIND_LIMIT, target, *_scope(bind), bool(is_declared), repeatable=True)
+        if row["code"] == "not_found":
+            raise NotFound("limit", detail=f"there is no budget or quota {target}")
+        if row["code"] == "owned":
+            raise InvalidInput(
+                f"the budget {target} belongs to one run",
+                field="limit_id",
+                allowed="a budget without an owner, or a quota",
+            )
+        return bool(row["code"] == "bound")
+
+    async def unbind_limit(self, limit_id: UUID, bind: Bind) -> bool:
+        """Remove a binding; False if there was none. What was submitted keeps its limits."""
+        target = parse_uuid(limit_id, "limit_id")
+        row = await self._row(statements.UNBIND_LIMIT, target, *_scope(bind), repeatable=True)
+        return bool(row["existed"])
+
+    async def list_bindings(
+        self, *, limit_id: UUID | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page[Binding, str]:
+        """Return which submissions get which limits; with `limit_id` only those of this budget or quota."""
+        target = None if limit_id is None else parse_uuid(limit_id, "limit_id")
+        size = check_limit(limit, 1000)
+        place = (None, None) if cursor is None else _binding_place(cursor)
+        if size == 0:
+            return Page(())
+        found = await self._fetch(statements.LIST_BINDINGS, target, *place, size + 1, repeatable=True)
+        return first_page(
+            [_binding(row) for row in found],
+            size,
+            lambda last: msgspec.json.encode((last.limit_id, last.binding_id)).decode(),
+        )
+
+
+def _scope(bind: object) -> tuple[str | None, ...]:
+    if not isinstance(bind, Bind):
+        raise InvalidInput(f"got {type(bind).__name__}", field="bind", allowed="a Bind")
+    return bind.lane, bind.kind, bind.namespace, *(bind.tag or (None, None)), bind.flow
+
+
+def _binding(row: Any) -> Binding:
+    return Binding(
+        binding_id=row["id"],
+        what=row["what"],
+        limit_id=row["limit_id"],
+        name=row["name"],
+        bind=Bind(
+            lane=row["lane"],
+            kind=row["kind"],
+            namespace=row["namespace"],
+            tag=None if row["tag"] is None else (row["tag"], row["value"]),
+            flow=row["flow_kind"],
+        ),
+        is_declared=row["is_declared"],
+        created_at=row["created_at"],
+    )
+
+
+def _binding_place(cursor: object) -> tuple[UUID, UUID]:
+    try:
+        return msgspec.json.decode(check_text(cursor, "cursor", 2048), type=tuple[UUID, UUID])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        raise InvalidInput(f"got {cursor!r}", field="cursor", allowed="the next_cursor of a page") from None
 
 
 def _held(row: Any) -> Held:

@@ -19,7 +19,7 @@ from flowfabric.values.ids import ExecutionId
 from flowfabric.values.options import Options
 
 log = logging.getLogger("flowfabric.middleware")
-Hook = Literal["submit", "execute", "call", "duty", "leads", "soft_limit"]
+Hook = Literal["submit", "execute", "call", "claim", "duty", "leads", "soft_limit"]
 OutcomeWord = Literal["ok", "error", "retry", "timeout", "cancelled", "parked"]
 
 # Operations that only release resources of this process. They do not need the database and must work without it.
@@ -85,6 +85,10 @@ class Middleware:
 
     async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
         """Runs around one operation of the `Engine`; `method` is its name."""
+        return await proceed()
+
+    async def claim(self, lanes: Sequence[str], proceed: Callable[[], Awaitable[Any]]) -> Any:
+        """Runs around an operation of the `Engine` that claims, inside `call`; `lanes` are those it may take from."""
         return await proceed()
 
     async def duty(self, name: str, proceed: Callable[[], Awaitable[Round]]) -> Round:
@@ -161,6 +165,17 @@ def chain_call(middlewares: Sequence[Middleware], method: str, final: Proceed) -
 
 def _around_call(middleware: Middleware, method: str, proceed: Proceed) -> Proceed:
     return lambda: middleware.call(method, proceed)
+
+
+def chain_claim(middlewares: Sequence[Middleware], lanes: Sequence[str], final: Proceed) -> Proceed:
+    """`final` inside the `claim` hooks of these middlewares, all of which must override it."""
+    for each in reversed(middlewares):
+        final = _around_claim(each, lanes, final)
+    return final
+
+
+def _around_claim(middleware: Middleware, lanes: Sequence[str], proceed: Proceed) -> Proceed:
+    return lambda: middleware.claim(lanes, proceed)
 
 
 class DutyHooks:

@@ -6,11 +6,13 @@ id. A sink that fails is reported once and never fails the work it measures.
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import logging
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
@@ -31,7 +33,11 @@ from flowfabric.middleware.base import (
     missing,
     outcome_of,
 )
+from flowfabric.values.attempt import AttemptType, Claimed
+from flowfabric.values.budget import HardBreach
+from flowfabric.values.grant import Granted, ReclaimGranted
 from flowfabric.values.graph import FlowSubmitted
+from flowfabric.values.quota import ConcurrencyExceeded, RateExceeded
 from flowfabric.values.words import GroupRepair
 
 if TYPE_CHECKING:
@@ -68,6 +74,10 @@ SIBLINGS: Final = "flowfabric_sibling_cancel_dispatched_total"
 SIBLING_FATES: Final = "flowfabric_sibling_cancel_disposition_total"
 SIBLING_REPAIRS: Final = "flowfabric_sibling_cancel_reconcile_total"
 CANCEL_BACKLOG: Final = "flowfabric_cancel_backlog_depth"
+CLAIM_SECONDS: Final = "flowfabric_claim_seconds"
+CLAIMS: Final = "flowfabric_claims_total"
+BUDGET_DENIALS: Final = "flowfabric_budget_denials_total"
+QUOTA_DENIALS: Final = "flowfabric_quota_denials_total"
 TOKEN_FAILURES: Final = "flowfabric_token_failures_total"  # noqa: S105 - no secret
 METRICS: Final[Mapping[str, Metric]] = {
     SUBMITTED: Metric("counter", ("kind",), "Executions submitted, without those that existed already."),
@@ -79,6 +89,21 @@ METRICS: Final[Mapping[str, Metric]] = {
     CALL_SECONDS: Metric(
         "histogram", ("method", "outcome"), "How long an engine call took, including waiting for a connection."
     ),
+    CLAIM_SECONDS: Metric(
+        "histogram",
+        ("lane",),
+        "How long a claim took, with or without work or an error; one of several lanes counts for each.",
+    ),
+    CLAIMS: Metric(
+        "counter",
+        ("lane", "result"),
+        "Executions claimed (`granted`, or `reclaim` after a lost lease), and lanes of claims that got none of them"
+        " (`no_work`) or failed (`error`).",
+    ),
+    BUDGET_DENIALS: Metric(
+        "counter", ("dimension",), "Reports and reservations that did not fit under a hard limit, by its dimension."
+    ),
+    QUOTA_DENIALS: Metric("counter", ("limit",), "Refused calls of `check_admission`: by `rate` or `concurrency`."),
     DUTY_SECONDS: Metric(
         "histogram", ("duty", "outcome"), "How long a round of a duty took; its count is the number of rounds."
     ),
@@ -271,6 +296,23 @@ def _collector(library: Any, name: str, registry: CollectorRegistry) -> Any:
             return library.Gauge(name, metric.text, metric.labels, registry=registry)
 
 
+def _results(answer: object, lanes: Sequence[str]) -> collections.Counter[tuple[str, str]]:
+    """What a claim of these lanes returned, by lane and result."""
+    found: collections.Counter[tuple[str, str]] = collections.Counter()
+    for one in answer if isinstance(answer, list) else (answer,):
+        match one:
+            case Claimed():
+                is_reclaim = one.attempt_type is AttemptType.RECLAIM
+                found[one.handle.lane_id, "reclaim" if is_reclaim else "granted"] += 1
+            case Granted():
+                found[lanes[0], "granted"] += 1  # a claim of one lane
+            case ReclaimGranted():
+                found[lanes[0], "reclaim"] += 1
+    served = {lane for lane, _ in found}
+    found.update((lane, "no_work") for lane in lanes if lane not in served)
+    return found
+
+
 class Metrics(Middleware):
     """Measures submissions, executions, engine calls and duties; `sink` receives it all, by default a `MemorySink`."""
 
@@ -321,6 +363,7 @@ class Metrics(Middleware):
             raise
         else:
             self._count_flows(answer)
+            self._count_denials(answer)
             if method == "probe_waitpoint" and answer == "mismatch":  # the early check of a callback
                 self._count(TOKEN_FAILURES, method=method)
             return answer
@@ -347,6 +390,34 @@ class Metrics(Middleware):
                 self._add(SIBLING_REPAIRS, 1, action=answer.value)
             case Round(backlog=int() as depth):
                 self._gauge(CANCEL_BACKLOG, depth)
+
+    def _count_denials(self, answer: object) -> None:
+        """Count what the answer of a call says about limits. What a settlement could not count is no denial."""
+        for one in answer if isinstance(answer, list) else (answer,):
+            match one:
+                case HardBreach(overrun=0):
+                    self._count(BUDGET_DENIALS, dimension=one.dimension)
+                case RateExceeded():
+                    self._count(QUOTA_DENIALS, limit="rate")
+                case ConcurrencyExceeded():
+                    self._count(QUOTA_DENIALS, limit="concurrency")
+
+    async def claim(self, lanes: Sequence[str], proceed: Callable[[], Awaitable[Any]]) -> Any:
+        begun = self._clock()
+        results: collections.Counter[tuple[str, str]] = collections.Counter((lane, "error") for lane in lanes)
+        try:
+            answer = await proceed()
+        except asyncio.CancelledError:
+            results.clear()
+            raise
+        else:
+            results = _results(answer, lanes)
+            return answer
+        finally:
+            for lane in lanes:
+                self._observe(CLAIM_SECONDS, self._clock() - begun, lane=lane)
+            for (lane, result), n in results.items():
+                self._add(CLAIMS, n, lane=lane, result=result)
 
     async def duty(self, name: str, proceed: Callable[[], Awaitable[Round]]) -> Round:
         outcome = "ok"

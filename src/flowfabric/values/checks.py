@@ -109,6 +109,12 @@ def check_worker(value: object, field: str = "worker_id") -> str:
     return text
 
 
+def as_worker(text: str) -> str:
+    """A text as the id of a worker: forbidden characters become a hyphen, and the end is cut off."""
+    cut = text.encode()[:200].decode(errors="ignore")
+    return "".join("-" if char == "|" or _has_space_or_control(char) else char for char in cut)
+
+
 def check_tag_key(value: object, field: str = "key") -> str:
     """A tag key for the point operations: `namespace.field` in lower case."""
     if isinstance(value, str) and _TAG_KEY.fullmatch(value):

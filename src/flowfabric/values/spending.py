@@ -11,6 +11,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
+from flowfabric.values.binding import Bind
 from flowfabric.values.budget import MAX_AMOUNT, MAX_BUDGETS, MAX_DIMENSIONS, ExecutionUsage, SoftBreach
 from flowfabric.values.checks import check_text
 from flowfabric.values.ids import BudgetId, ExecutionId, QuotaPolicyId
@@ -191,6 +192,7 @@ class BudgetSpec(Struct, frozen=True, kw_only=True):
     soft: dict[str, int]
     every: timedelta | None
     mode: Mode
+    bind: tuple[Bind, ...] = ()
 
 
 class QuotaSpec(Struct, frozen=True, kw_only=True):
@@ -202,6 +204,7 @@ class QuotaSpec(Struct, frozen=True, kw_only=True):
     window: timedelta
     key: str | None
     jitter: timedelta
+    bind: tuple[Bind, ...] = ()
 
 
 class FoundLimit(Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from flowfabric.engine import Engine
 from flowfabric.engine.claims import check_namespace
 from flowfabric.engine.service import embedded_place
 from flowfabric.errors import InvalidInput, Unavailable
-from flowfabric.values.checks import check_worker, worker_capabilities
+from flowfabric.values.checks import as_worker, check_worker, worker_capabilities
 from flowfabric.values.durations import Duration, counted, duration
 from flowfabric.values.grant import ClaimGrant, Granted, ReclaimGranted
 from flowfabric.values.ids import ExecutionId, mint_uuid
@@ -111,7 +111,7 @@ class Worker:
         self.concurrency = _at_least_one(concurrency, "concurrency")
         self.capabilities = tuple(worker_capabilities(capabilities))
         self.namespace = check_namespace(namespace)
-        self.worker_id = check_worker(worker_id or f"{app.name}@{socket.gethostname()}"[:200])
+        self.worker_id = check_worker(worker_id or as_worker(f"{app.name}@{socket.gethostname()}"))
         made = f"{self.worker_id}/{os.getpid()}/{mint_uuid().hex[-12:]}"
         self.instance_id = check_worker(instance_id or made, "instance_id")
         self.lease_ttl = duration(lease_ttl, "lease_ttl")

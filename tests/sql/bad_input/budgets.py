@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from flowfabric.values.binding import Bind
 from flowfabric.values.budget import CancelReservation, Report, Reserve, Settle, Usage
 from tests.sql.bad_input.table import (
     AUTHORITIES,
@@ -237,6 +238,22 @@ CASES = [
         "note_declared_limits",
         lambda world: {"digests": {"a": "b"}},
         digests=by_field([None, 5, "x", {"": "a"}, {"a": 5}, {"a": "\0"}, {5: "a"}]),
+    ),
+    *(
+        Case(
+            name,
+            lambda world: {"limit_id": world.budget, "bind": Bind(kind="a")},
+            limit_id=by_field(BUDGET_IDS),
+            bind=by_field([None, 5, "lane", {"lane": "a"}]),
+        )
+        for name in ("bind_limit", "unbind_limit")
+    ),
+    Case(
+        "list_bindings",
+        lambda world: {},
+        limit_id=by_field([5, "x", b"x"]),
+        cursor=by_field([5, "x", "\0", "[]", '["a","b"]']),
+        limit=by_field(INTS),
     ),
     Case("reset_due_budgets", lambda world: {}, limit=by_field([*INTS, 0, 1001])),
     Case("collect_reservations", lambda world: {}, limit=by_field([*INTS, 0, 1001])),

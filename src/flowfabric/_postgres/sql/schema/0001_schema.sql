@@ -406,6 +406,25 @@ create table flowfabric.declared_limit (
     declared_at timestamptz not null
 );
 
+-- Which limits submissions of a scope get: all columns of the scope that are not null must match. Create calls look them up
+-- by their anchor, and what they find becomes part of the limit set; nothing reads them later.
+create table flowfabric.limit_binding (
+    id          uuid primary key,                -- follows from the limit and the scope
+    anchor      text collate "C" not null,       -- the most particular column of the scope: tag, namespace, flow, kind, lane
+    what        text not null constraint limit_binding_what_known check (what in ('budget', 'quota')),
+    limit_id    uuid not null,
+    lane        text collate "C",
+    kind        text collate "C",
+    namespace   text collate "C",
+    tag         text collate "C",
+    value       text collate "C",                -- of the tag
+    flow_kind   text collate "C",
+    is_declared boolean not null,                -- by the code of an app
+    created_at  timestamptz not null
+);
+create index limit_binding_by_anchor on flowfabric.limit_binding (anchor);
+create index limit_binding_by_limit on flowfabric.limit_binding (limit_id, id);
+
 -- One row per policy and value of its key, which admissions lock: they are serial while a limit is near.
 create table flowfabric.quota_head (
     policy_id uuid not null,
@@ -449,6 +468,7 @@ create table flowfabric.limit_due (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index limit_due_order on flowfabric.limit_due (due_at);
 create index limit_due_by_limit on flowfabric.limit_due (limit_id, key, due_at);
+
 -- Budgets -------------------------------------------------------------------------------------------------------------
 
 -- What may be used. The row is the lock of everything that changes the budget; the running numbers are in budget_head.

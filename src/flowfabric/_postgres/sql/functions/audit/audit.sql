@@ -29,6 +29,7 @@ begin
     union all select * from flowfabric.audit_lane_registered(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_derived_route(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_limit_set(v_low, v_high, v_from, v_to)
+    union all select * from flowfabric.audit_limit_binding(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_worker_known(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_ready_row(v_low, v_high, v_from, v_to)
     union all select * from flowfabric.audit_ready_orphan(v_low, v_high, v_from, v_to)

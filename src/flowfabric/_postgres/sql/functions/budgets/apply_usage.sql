@@ -45,6 +45,7 @@ declare
     s_item integer[];
     n_res flowfabric.reservation[]; e_res flowfabric.reservation[]; d_res flowfabric.reservation[];
     n_items integer[];
+    v_tids tid[];
     v_op text; v_key text; v_place text; v_hits integer; v_over boolean; v_dims text[]; v_dim text; v_touched integer[];
     i integer; j integer; k integer; a integer; b integer; p integer;
     v_asked bigint; v_had bigint; v_used bigint; v_total bigint; v_fits bigint; v_rest bigint; v_room bigint;
@@ -98,10 +99,12 @@ begin
                     from unnest(p_partition, p_id, p_op, p_reservation, p_name, p_n) with ordinality
                          as g (partition, id, op, reservation, name, n, ord)
                     join flowfabric.execution e on e.partition = g.partition and e.id = g.id
-                    join flowfabric.reservation s on s.partition = g.partition and s.id = g.id
-                         and (s.reservation_id = g.reservation
-                              or g.op = 'reserve' and s.generation = e.generation and s.name = g.name and s.n = g.n)
-                    where v_reserves and g.op in ('reserve', 'settle', 'cancel')) u
+                    -- A fence (offset 0), here and below: the plan stays on the key.
+                    cross join lateral (select x.* from flowfabric.reservation x
+                                        where x.partition = g.partition and x.id = g.id offset 0) s
+                    where v_reserves and g.op in ('reserve', 'settle', 'cancel')
+                      and (s.reservation_id = g.reservation
+                           or g.op = 'reserve' and s.generation = e.generation and s.name = g.name and s.n = g.n)) u
               left join flowfabric.budget d on d.id = u.budget) q;
     end if;
     v_ids := coalesce(v_ids, '{}');
@@ -117,14 +120,17 @@ begin
     if p_key is not null then
         select coalesce(array_agg(u.no || ' ' || s.key), '{}') into v_seen
         from unnest(r_item, r_budget) as u (item, no)
-        join flowfabric.budget_key s on s.budget_id = v_ids[u.no] and s.key = p_key[u.item] and s.expires_at > v_now;
+        cross join lateral (select x.key, x.expires_at from flowfabric.budget_key x
+                            where x.budget_id = v_ids[u.no] and x.key = p_key[u.item] limit 1) s
+        where s.expires_at > v_now;
     end if;
     if p_name is not null then
         select coalesce(array_agg(g.ord::integer), '{}'), coalesce(array_agg(s.result), '{}') into v_known, v_recorded
         from unnest(p_partition, p_id, p_name, p_n) with ordinality as g (partition, id, name, n, ord)
         join flowfabric.execution e on e.partition = g.partition and e.id = g.id
-        join flowfabric.step s on s.partition = e.partition and s.id = e.id and s.generation = e.generation
-             and s.kind = 'usage' and s.name = g.name and s.n = g.n;
+        cross join lateral (select x.result from flowfabric.step x   -- one by one, whatever the statistics say
+                            where x.partition = e.partition and x.id = e.id and x.generation = e.generation
+                              and x.kind = 'usage' and x.name = g.name and x.n = g.n offset 0) s;
     end if;
 
     <<whole>> loop
@@ -133,15 +139,16 @@ begin
         k_budget := '{}'; k_key := '{}'; w_item := '{}'; w_budget := '{}'; w_dim := '{}'; w_amount := '{}'; s_item := '{}';
         n_res := '{}'; n_items := '{}'; e_res := '{}'; d_res := '{}';
         if v_reserves then
-            select array_agg(s order by g.ord, s.budget_id), array_agg(g.ord::integer order by g.ord, s.budget_id)
+            select array_agg(s.r order by g.ord, (s.r).budget_id), array_agg(g.ord::integer order by g.ord, (s.r).budget_id)
             into x_res, x_item
             from unnest(p_partition, p_id, p_op, p_reservation, p_name, p_n) with ordinality
                  as g (partition, id, op, reservation, name, n, ord)
             join flowfabric.execution e on e.partition = g.partition and e.id = g.id
-            join flowfabric.reservation s on s.partition = g.partition and s.id = g.id
-                 and (s.reservation_id = g.reservation
-                      or g.op = 'reserve' and s.generation = e.generation and s.name = g.name and s.n = g.n)
-            where g.op in ('reserve', 'settle', 'cancel');
+            cross join lateral (select x as r from flowfabric.reservation x
+                                where x.partition = g.partition and x.id = g.id offset 0) s
+            where g.op in ('reserve', 'settle', 'cancel')
+              and ((s.r).reservation_id = g.reservation
+                   or g.op = 'reserve' and (s.r).generation = e.generation and (s.r).name = g.name and (s.r).n = g.n);
             x_first := array_fill(1, array[v_count]); x_last := array_fill(0, array[v_count]);
             for j in 1 .. coalesce(cardinality(x_item), 0) loop
                 if j = 1 or x_item[j] <> x_item[j - 1] then
@@ -399,7 +406,9 @@ begin
             if v_op = 'reserve' then
                 n_items := n_items || i;
                 o.code := 'reserved'; o.reservation_id := p_reservation[i]; o.reservation_state := 'held';
-                o.dimensions := v_dims; o.amounts := a_amount[a_first[i] : a_last[i]]::bigint[];
+                if r_last[i] >= r_first[i] then   -- without budgets it holds nothing
+                    o.dimensions := v_dims; o.amounts := a_amount[a_first[i] : a_last[i]]::bigint[];
+                end if;
             else
                 if p_name[i] is not null then
                     s_item := s_item || i;
@@ -453,24 +462,24 @@ begin
         where e.partition = n.partition and e.id = n.id and e.has_reserved is null;
     end if;
     if cardinality(e_res) > 0 then
+        v_tids := flowfabric.rows_of(e_res);
         update flowfabric.reservation s set state = 'settled', settled_at = v_now
-        from unnest(e_res) as n
-        where s.partition = n.partition and s.id = n.id and s.reservation_id = n.reservation_id and s.budget_id = n.budget_id;
+        where s.ctid = any (v_tids);
     end if;
     if cardinality(d_res) > 0 then
-        delete from flowfabric.reservation s using unnest(d_res) as n
-        where s.partition = n.partition and s.id = n.id and s.reservation_id = n.reservation_id and s.budget_id = n.budget_id;
+        v_tids := flowfabric.rows_of(d_res);
+        delete from flowfabric.reservation s where s.ctid = any (v_tids);
     end if;
     if cardinality(s_item) > 0 then
         insert into flowfabric.step (partition, id, generation, name, n, kind, run, attempt_index, result, recorded_at)
         select e.partition, e.id, e.generation, coalesce(s.name, p_name[u.item]), coalesce(s.n, p_n[u.item]), 'usage',
                e.retries + e.replays, e.attempt_index,
                convert_to(coalesce((select jsonb_object_agg(l.dim, l.amount)
-                                    from unnest((v.answer).left_dimensions, (v.answer).left_amounts) as l (dim, amount)), '{}')::text, 'utf8'),
+                                    from unnest(u.left_dimensions, u.left_amounts) as l (dim, amount)), '{}')::text, 'utf8'),
                v_now
-        from unnest(s_item) as u (item)
+        from (select x.ordinal as item, x.left_dimensions, x.left_amounts from unnest(v_outs) as x
+              where x.ordinal = any (s_item)) u
         join flowfabric.execution e on e.partition = p_partition[u.item] and e.id = p_id[u.item]
-        cross join lateral (select x as answer from unnest(v_outs) as x where x.ordinal = u.item) v
         left join lateral (select n.name, n.n from unnest(e_res) as n
                            where n.reservation_id = p_reservation[u.item] and n.id = p_id[u.item] limit 1) s on true
         on conflict do nothing;

@@ -15,6 +15,7 @@ declare
     r flowfabric.reservation;
     v_charged flowfabric.reservation[] := '{}'; v_gone flowfabric.reservation[] := '{}';
     v_changed integer[] := '{}'; v_freed uuid[] := '{}';
+    v_tids tid[];
     b integer; i integer; k integer; p integer;
 begin
     select array_agg(q.r), array_agg(q.ends) into v_rows, v_ends
@@ -57,11 +58,16 @@ begin
         end if;
     end loop;
     perform flowfabric.write_heads(v_before, h, array(select distinct unnest(v_changed)), p_now);
-    update flowfabric.reservation s set state = 'charged', budget_generation = (h[array_position(p_budgets, n.budget_id)]).generation
-    from unnest(v_charged) as n
-    where s.partition = n.partition and s.id = n.id and s.reservation_id = n.reservation_id and s.budget_id = n.budget_id;
-    delete from flowfabric.reservation s using unnest(v_gone) as n
-    where s.partition = n.partition and s.id = n.id and s.reservation_id = n.reservation_id and s.budget_id = n.budget_id;
+    if cardinality(v_charged) > 0 then
+        v_tids := flowfabric.rows_of(v_charged);
+        update flowfabric.reservation s
+        set state = 'charged', budget_generation = (h[array_position(p_budgets, s.budget_id)]).generation
+        where s.ctid = any (v_tids);
+    end if;
+    if cardinality(v_gone) > 0 then
+        v_tids := flowfabric.rows_of(v_gone);
+        delete from flowfabric.reservation s where s.ctid = any (v_tids);
+    end if;
     insert into flowfabric.budget_usage as o (partition, id, budget_id, dimension, amount)
     select n.partition, n.id, n.budget_id, u.dim, least(sum(u.amount), 9223372036854775807)::bigint
     from unnest(v_charged) as n cross join unnest(n.dimensions, n.amounts) as u (dim, amount)
@@ -73,6 +79,21 @@ begin
         perform flowfabric.open_budgets(array(select distinct f from unnest(v_freed) as f order by 1), p_now);
     end if;
     return cardinality(v_rows);
+end;
+$$;
+
+-- rows_of: lock the rows of reservations, and return where they are.
+--
+-- A call of its own before the change: ends mark reservations without the lock of the budget (end_reservations), and a
+-- marked row has moved. The fence (limit) keeps the plan on the key.
+create or replace function flowfabric.rows_of(p_rows flowfabric.reservation[]) returns tid[]
+language plpgsql as $$
+begin
+    return array(
+        select f.tid from unnest(p_rows) as n
+        cross join lateral (select x.ctid as tid from flowfabric.reservation x
+                            where x.partition = n.partition and x.id = n.id and x.reservation_id = n.reservation_id
+                              and x.budget_id = n.budget_id limit 1 for no key update) f);
 end;
 $$;
 

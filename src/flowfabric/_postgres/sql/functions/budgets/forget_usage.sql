@@ -5,10 +5,15 @@ create or replace function flowfabric.forget_usage(p_partition integer[], p_id u
 language plpgsql as $$
 begin
     perform flowfabric.end_reservations(p_partition, p_id, false, flowfabric.now());
-    delete from flowfabric.reservation r using unnest(p_partition, p_id) as u (partition, id)
-    where r.partition = u.partition and r.id = u.id and r.state <> 'held';
-    delete from flowfabric.budget_usage b using unnest(p_partition, p_id) as u (partition, id)
-    where b.partition = u.partition and b.id = u.id;
+    delete from flowfabric.reservation r where r.ctid = any (array(
+        select f.tid from unnest(p_partition, p_id) as u (partition, id)
+        cross join lateral (select x.ctid as tid, x.state from flowfabric.reservation x
+                            where x.partition = u.partition and x.id = u.id offset 0) f
+        where f.state <> 'held'));
+    delete from flowfabric.budget_usage b where b.ctid = any (array(
+        select f.tid from unnest(p_partition, p_id) as u (partition, id)
+        cross join lateral (select x.ctid as tid from flowfabric.budget_usage x
+                            where x.partition = u.partition and x.id = u.id offset 0) f));
     delete from flowfabric.budget_spend s using unnest(p_id) as u (id) where s.execution_id = u.id;
     perform flowfabric.drop_owned(p_id);
 end;

@@ -64,6 +64,9 @@ begin
 
     v_now := coalesce(v_now, flowfabric.now());
     if v_code is null or array_position(v_code, null) is not null then
+        select b.p_budgets, b.p_quotas into p_budgets, p_quotas
+        from flowfabric.bind_items(
+            cardinality(p_id), p_lanes, p_kinds, p_route_no, p_namespace, p_tags, null, p_budgets, p_quotas) b;
         if num_nonnulls(p_budgets, p_quotas) > 0 then
             p_budgets := flowfabric.own_budgets(p_budgets, p_id);
             v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, v_code);

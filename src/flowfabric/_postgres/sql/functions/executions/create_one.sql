@@ -1,7 +1,7 @@
 -- create_one: nothing -> waiting, for one execution with only a payload and a policy
 --
 -- Called by submitters: what create_executions does, with a third of the arguments.
--- Returns  the row of create_executions; none when the route is new or closed, and nothing was created.
+-- Returns  the row of create_executions; none when the route is new, closed or has bindings, and nothing was created.
 -- Roles    submit, work, operate
 create or replace function flowfabric.create_one(
     p_lane text, p_kind text, p_capabilities text, p_partition integer, p_id uuid, p_payload bytea, p_policy text)

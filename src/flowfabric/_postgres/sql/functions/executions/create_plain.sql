@@ -1,7 +1,7 @@
 -- create_plain: executions of one route with only a payload and one policy
 --
 -- The most common call, in as few statements as possible: each costs time on a cold connection.
--- Returns  whether they were made: false when the route is new or closed.
+-- Returns  whether they were made: false when the route is new or closed, or has bindings.
 create or replace function flowfabric.create_plain(
     p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy json)
 returns boolean
@@ -16,7 +16,9 @@ begin
     select flowfabric.now(), r.id into v_now, v_route
     from flowfabric.route r, flowfabric.lane l
     where r.lane = p_lane and r.kind = p_kind and r.digest = md5(p_capabilities)
-      and l.name = p_lane and l.state in ('active', 'paused');
+      and l.name = p_lane and l.state in ('active', 'paused')
+      and not exists (select from flowfabric.limit_binding b   -- by which bind_items would find some
+                      where b.anchor in (left('kind ' || p_kind, 200), left('lane ' || p_lane, 200)));
     if not found then
         return false;
     end if;

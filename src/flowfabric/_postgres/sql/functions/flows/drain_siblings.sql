@@ -14,7 +14,8 @@ begin
     select g.cancel_siblings_pending into v_pending from flowfabric.edge_group g
     where g.partition = p_partition and g.flow_id = p_flow and g.downstream = p_downstream for update;
     if exists (select from flowfabric.sibling_cancel x cross join lateral unnest(x.siblings) u (id)
-               join flowfabric.execution e on e.partition = x.partition and e.id = u.id and e.completed_at is null
+               cross join lateral (select from flowfabric.execution y
+                                   where y.partition = p_partition and y.id = u.id and y.completed_at is null limit 1) e
                where x.partition = p_partition and x.flow_id = p_flow and x.downstream = p_downstream) then
         return 'siblings_alive';
     end if;

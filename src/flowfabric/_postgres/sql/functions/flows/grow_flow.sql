@@ -76,6 +76,12 @@ begin
             select array_agg(concat_ws(',', p_budgets[n], p_flow::text) order by n) into p_budgets
             from generate_series(1, cardinality(p_id)) as n;
         end if;
+        select b.p_budgets, b.p_quotas into p_budgets, p_quotas
+        from flowfabric.bind_items(
+            cardinality(p_id), p_lanes, p_kinds, p_route_no, p_namespace, p_tags,
+            case when p_new then p_kind else (select f.flow_kind from flowfabric.flow f
+                                              where f.partition = p_partition and f.flow_id = p_flow) end,
+            p_budgets, p_quotas) b;
         if num_nonnulls(p_budgets, p_quotas) > 0 then
             p_budgets := flowfabric.own_budgets(p_budgets, p_id);
             v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, null);

@@ -22,7 +22,8 @@ begin
         return 'no_op';
     elsif g.flow_id is not null and g.cancel_siblings_pending and exists (
             select from unnest(s.siblings) u (id)
-            join flowfabric.execution e on e.partition = p_partition and e.id = u.id and e.completed_at is null) then
+            cross join lateral (select from flowfabric.execution x
+                                where x.partition = p_partition and x.id = u.id and x.completed_at is null limit 1) e) then
         return 'no_op';
     end if;
     delete from flowfabric.sibling_cancel x

@@ -43,14 +43,16 @@ begin
                   from unnest(l.quota_ids, l.quota_keys) as k (id, key)) h
             cross join lateral (
                 select p_rooms[h.no].rate > 0 and p_rooms[h.no].rate_left <= 0 and not exists (
-                           select from flowfabric.quota_entry e
-                           where e.id = a.id and e.partition = a.partition and e.policy_id = h.id and e.key = h.key
+                           select from (select x.* from flowfabric.quota_entry x
+                                        where x.id = a.id and x.partition = a.partition offset 0) e
+                           where e.policy_id = h.id and e.key = h.key
                              and e.admitted_at > p_now - p_rooms[h.no].span) as rate) is_late
             where h.no is not null and p_rooms[h.no].policy_id is not null
               and (is_late.rate or (p_rooms[h.no].cap > 0 and p_rooms[h.no].slots_left <= 0))
-              and not exists (select from flowfabric.quota_slot s
-                              where s.id = a.id and s.partition = a.partition and s.policy_id = h.id
-                                and flowfabric.is_live(s, p_now))) f
+              -- The fence (offset 0) keeps the plan on the key: the index of numbers has every slot of a policy.
+              and not exists (select from (select x as slot from flowfabric.quota_slot x
+                                           where x.id = a.id and x.partition = a.partition offset 0) s
+                              where (s.slot).policy_id = h.id and flowfabric.is_live(s.slot, p_now))) f
         order by f.kind, f.limit_id limit 1) d;
     if v_ids is null then
         return 0;

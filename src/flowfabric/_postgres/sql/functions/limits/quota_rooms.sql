@@ -24,7 +24,8 @@ begin
                h.floor, s.low
         from unnest(p_policies, p_keys) with ordinality as u (policy_id, key, ord)
         join flowfabric.quota_policy p on p.id = u.policy_id
-        left join flowfabric.quota_head h on h.policy_id = u.policy_id and h.key = u.key
+        left join lateral (select x.floor from flowfabric.quota_head x
+                           where x.policy_id = u.policy_id and x.key = u.key limit 1) h on true
         cross join lateral (
             select (select x.number from flowfabric.quota_slot x
                     where p.max_concurrent > 0 and x.policy_id = u.policy_id and x.key = u.key

@@ -14,9 +14,12 @@ begin
         order by x.checked_at limit p_limit for update skip locked
     ), judged as (
         select g.*,
-               exists (select from flowfabric.execution e where e.limits = g.digest) as used,
-               exists (select from flowfabric.limit_set y
-                       where y.digest = g.digest and y.unused_since is null and y.ctid < g.tid) as doubled
+               -- Fences (limit, offset 0) keep these on the index of the number.
+               (select true from flowfabric.execution e where e.limits = g.digest order by e.created_at limit 1)
+                   is not null as used,
+               exists (select from (select x.ctid as tid, x.unused_since from flowfabric.limit_set x
+                                    where x.digest = g.digest offset 0) y
+                       where y.unused_since is null and y.tid < g.tid) as doubled
         from page g
     ), kept as (
         update flowfabric.limit_set l

@@ -2,7 +2,8 @@
 --
 -- The other one is not touched, and may be running. Not copied: failures, which are of their run; submissions whose result
 -- is not recorded, which are made again; waits, which are asked again, because their signals belong to the other one. What
--- is copied is marked as stray: code that does not ask for it is not changed code.
+-- is copied is marked as stray: code that does not ask for it is not changed code. Amounts that are recorded as counted
+-- are not counted again by the new one.
 -- Takes    p_name, p_n: the step, whatever its kind; null: every step is copied. p_payload: null: that of the other one.
 -- Locks    the other one, so that it is not deleted meanwhile.
 -- Returns  created with the number of steps, not_found, step_not_found with the names that are recorded, lane_closed, or
@@ -90,7 +91,7 @@ begin
     select p_new_partition, p_new_id, 0, k.name, k.n, k.kind, 0, 0, k.result, k.encoding, nullif(k.outcome, 'retried'), k.at,
            k.child_partition, k.child_id, k.flow_id, true, k.seconds, k.recorded_at
     from kept k
-    where k.kind in ('step', 'now', 'sleep', 'result', 'patch')
+    where k.kind in ('step', 'now', 'sleep', 'result', 'patch', 'usage')
        or (k.kind = 'submit' and exists (
                select from kept r where r.kind = 'result'
                and r.name = coalesce(flowfabric.result_step(k.child_id), flowfabric.flow_result_step(k.flow_id))))

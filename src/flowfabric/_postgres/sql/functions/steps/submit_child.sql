@@ -49,6 +49,8 @@ begin
         if v_of is not null and not p_detached then
             p_budgets := flowfabric.inherited_budgets(p_budgets, p_policy, 1, v_of);
         end if;
+        select b.p_budgets, b.p_quotas into p_budgets, p_quotas
+        from flowfabric.bind_items(1, p_lanes, p_kinds, p_route_no, p_namespace, p_tags, null, p_budgets, p_quotas) b;
         if num_nonnulls(p_budgets, p_quotas) > 0 then
             p_budgets := flowfabric.own_budgets(p_budgets, p_id);
             v_limits := flowfabric.intern_items(p_budgets, p_quotas, p_tags, null);
