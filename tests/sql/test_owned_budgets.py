@@ -16,7 +16,7 @@ from flowfabric.values.policies import ExecutionPolicy, OwnBudget
 from tests.each import each
 from tests.ids import home
 from tests.sql.test_budgets import make, status
-from tests.support import Clock, claim_one, started, submit
+from tests.support import WORKER, Clock, claim_one, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -71,6 +71,24 @@ async def test_it_is_purged_with_its_execution(engine: ff.Engine, clock: Clock) 
     await engine.run_timers("retention")  # type: ignore[arg-type]
     with pytest.raises(NotFound):
         await status(engine, BudgetId(execution_id))
+
+
+async def test_it_outlives_its_execution_while_a_child_may_spend(engine: ff.Engine, clock: Clock) -> None:
+    parent = await started(engine, policy=ExecutionPolicy(budget=OwnBudget(hard={"t": 10})))
+    budget = BudgetId(parent.execution_id)
+    await engine.submit_child(parent.handle, "a", 0, NewExecution(execution_kind="a"))
+    await engine.report_usage(parent.handle, {"t": 10})
+    await engine.complete(parent.handle, b"")
+    await clock.advance(days=30)
+    await engine.run_timers("retention")  # type: ignore[arg-type]
+    assert await engine.read_execution(parent.execution_id) is None
+    assert (await engine.reconcile_budget_counters()).corrected == 0
+    assert await engine.claim(**WORKER) is None, "the child is held back all the same"
+    await engine.reset_budget(budget)
+    await engine.complete((await claim_one(engine)).handle, b"")
+    assert (await engine.reconcile_budget_counters()).corrected == 1
+    with pytest.raises(NotFound):
+        await status(engine, budget)
 
 
 @each(

@@ -19,16 +19,23 @@ begin
 end;
 $$;
 
--- drop_owned: delete the budgets that executions or flows own, with everything that is stored about them.
-create or replace function flowfabric.drop_owned(p_owner uuid[]) returns void
+-- drop_owned: delete the budgets that executions or flows own, with everything that is stored about them
+--
+-- A budget without which children of its owner could spend without a limit stays; the reconciler removes it once they
+-- have ended.
+-- Returns  how many were deleted.
+create or replace function flowfabric.drop_owned(p_owner uuid[]) returns integer
 language plpgsql as $$
 declare
     v_ids uuid[];
 begin
     select array_agg(b.id order by b.id) into v_ids
-    from unnest(p_owner) as u (id) join flowfabric.budget b on b.owner_id = u.id;
+    from unnest(p_owner) as u (id) join flowfabric.budget b on b.owner_id = u.id
+    where not exists (select from flowfabric.execution c where c.parent_id = u.id and c.completed_at is null)
+      and not exists (select from flowfabric.flow f join flowfabric.execution m on m.flow_id = f.flow_id
+                      where f.parent_id = u.id and m.completed_at is null);
     if v_ids is null then
-        return;
+        return 0;
     end if;
     -- One that is locked now is left to the reconciler.
     with free as materialized (
@@ -40,5 +47,6 @@ begin
     delete from flowfabric.budget_spend s where s.budget_id = any (v_ids);
     delete from flowfabric.reservation r using unnest(v_ids) as i (id) where r.budget_id = i.id and r.state = 'held';
     delete from flowfabric.budget b where b.id = any (v_ids);
+    return coalesce(cardinality(v_ids), 0);
 end;
 $$;

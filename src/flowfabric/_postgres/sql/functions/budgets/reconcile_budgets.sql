@@ -60,8 +60,7 @@ begin
       and not exists (select from flowfabric.execution e where e.partition = b.owner_partition and e.id = b.owner_id)
       and not exists (select from flowfabric.flow f where f.partition = b.owner_partition and f.flow_id = b.owner_id);
     if v_owners is not null then
-        perform flowfabric.drop_owned(v_owners);
-        corrected := corrected + cardinality(v_owners);
+        corrected := corrected + flowfabric.drop_owned(v_owners);
     end if;
     return next;
 end;
