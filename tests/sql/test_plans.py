@@ -609,7 +609,7 @@ CALLS = [
     Call("list_children", N, lambda g: g.engine.list_children(g.family.execution_id, deep=True)),
     Call("cancel", 1, lambda g: g.engine.cancel(g.family.handle, "enough")),
     Call("cancel_children", N, lambda g: g.engine.cancel_children(limit=N), family_cancelled),
-    Call("run_timers", N, lambda g: g.engine.run_timers("retention"), offspring_ended),
+    Call("run_timers", 2 * N, lambda g: g.engine.run_timers("retention"), offspring_ended),
     Call("replay", N, lambda g: g.engine.replay_execution(g.family.execution_id), offspring_cancelled),
     Call("find", N, lambda g: g.engine.find_executions(parent_id=g.family.execution_id, limit=N)),
     # outcomes
@@ -731,6 +731,7 @@ CALLS = [
     Call("create_executions", 2 * N, lambda g: g.some("bound", tags=lambda n: {"t": str(n)})),
     Call("list_bindings", 10, lambda g: g.engine.list_bindings(limit=10)),
     Call("bind_limit", 1, lambda g: g.engine.bind_limit(g.full, Bind(kind="other"))),
+    Call("unbind_limit", 1, lambda g: g.engine.unbind_limit(g.keyed, Bind(kind="bound", tag=("t", "1")))),
     Call("claim", N, lambda g: g.claimed("room")),
     Call("claim", 2 * N, lambda g: g.claimed("spread")),  # N heads are locked too
     Call("claim", 1000, lambda g: g.engine.claim_many(limit=10, kinds=["full"], **WORKER)),
@@ -861,9 +862,15 @@ CALLS = [
     # timers and the audit
     Call("run_one", 1, lambda g: g.engine.mark_lease_expired_if_due(g.short[3].execution_id), an_hour_later),
     Call("run_one", 1, lambda g: g.engine.promote_delayed(g.delayed[3]), an_hour_later),
-    *(Call("run_timers", N, timers(kind), days_later if kind == T.RETENTION else an_hour_later) for kind in T),
+    *(
+        Call("run_timers", 2 * N, timers(kind), days_later)
+        if kind == T.RETENTION
+        else Call("run_timers", N, timers(kind), an_hour_later)
+        for kind in T
+    ),
     Call("sweep", N, lambda g: g.engine.sweep(), days_later),
-    Call("submit_hooks", N, lambda g: g.engine.submit_hooks(limit=N), with_hooks),
+    # A hook is a submission of its own, and a purged execution is looked for in every table: about 160 rows each.
+    Call("submit_hooks", 2 * N, lambda g: g.engine.submit_hooks(limit=N), with_hooks),
     Call("next_due", 1, lambda g: g.engine.next_due()),
     Call("look_for_due", 1, lambda g: g.engine.look_for_due(dict.fromkeys(T), at_most=HOUR), an_hour_later),
     Call("begin_epoch", 1, lambda g: g.engine._fetch("select flowfabric.begin_epoch()")),
