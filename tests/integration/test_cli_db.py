@@ -178,7 +178,7 @@ def test_the_embedded_server_is_kept_up_stopped_and_reset(place: Path) -> None:
     assert run("db", "url", **settings).stdout.strip() == url
     assert run("db", "psql", "--", "-tAc", "select 1", **settings).stdout.strip() == "1"
     asyncio.run(migrate_database(url))
-    assert json.loads(run("lanes", "--json", **settings).stdout) == {"lanes": []}
+    assert json.loads(run("lanes", "--json", **settings).stdout) == {"lanes": [], "held": []}
     keeping.send_signal(signal.SIGTERM)
     assert keeping.wait(PATIENCE) == 0
     keeping.stdout.close()

@@ -122,7 +122,7 @@ def _public(cls: type) -> dict[str, Any]:
 
 def _sync_words(text: str) -> str:
     text = re.sub(r"\bRun\[", "SyncRun[", text.replace("AsyncIterator[", "Iterator["))
-    return re.sub(r"\bFlowRun\b", "SyncFlowRun", text)
+    return re.sub(r"\b(FlowRun|StreamReader)\b", r"Sync\1", text)
 
 
 @pytest.mark.parametrize(
