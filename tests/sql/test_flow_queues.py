@@ -103,6 +103,7 @@ async def test_calls_about_flows_are_counted(plain_engine: ff.Engine, clock: Clo
     seen = meter.sink.snapshot()
     assert seen.gauges == {"flowfabric_cancel_backlog_depth{}": 0.0}
     assert seen.counts == {
+        'flowfabric_claims_total{lane="default",result="granted"}': 3,
         'flowfabric_edge_group_policy_total{policy="any_of"}': 1,
         'flowfabric_sibling_cancel_dispatched_total{reason="sibling_quorum_satisfied"}': 2,
         'flowfabric_sibling_cancel_disposition_total{disposition="cancelled"}': 1,

@@ -13,6 +13,7 @@ declare
     v_what text;
     v_owner uuid;
 begin
+    perform flowfabric.require_read_committed();
     if num_nonnulls(p_lane, p_kind, p_namespace, p_tag, p_flow_kind) = 0 or (p_tag is null) <> (p_value is null)
        or '' in (p_lane, p_kind, p_namespace, p_tag, p_flow_kind)
        or greatest(octet_length(p_lane), octet_length(p_kind), octet_length(p_namespace), octet_length(p_tag),

@@ -7,6 +7,7 @@ create or replace function flowfabric.unbind_limit(
 returns boolean
 language plpgsql security definer as $$
 begin
+    perform flowfabric.require_read_committed();
     delete from flowfabric.limit_binding b
     where b.id = flowfabric.binding_id(p_limit, p_lane, p_kind, p_namespace, p_tag, p_value, p_flow_kind);
     return found;
