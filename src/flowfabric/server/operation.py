@@ -1,0 +1,96 @@
+"""One row of the table of operations: what a route is, who may call it, and what it takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from flowfabric.server.call import Call
+
+KIB = 1024
+LARGE = 1024 * KIB  # submissions
+MEDIUM = 256 * KIB  # signals and callbacks
+CONTROL = 64 * KIB  # everything else
+
+
+class Scope(StrEnum):
+    """What an API key may do. `admin` includes all; no other scope includes another."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    OPERATE = "operate"
+    WORKER = "worker"
+    ADMIN = "admin"
+
+
+class Within(StrEnum):
+    """How the namespaces of a key limit an operation.
+
+    A key with namespaces gets the answer for "unknown" wherever it names something of another namespace.
+    """
+
+    EXECUTION = "execution"  # the path names an execution, whose namespace must be one of the key's
+    FLOW = "flow"  # the path names a flow, likewise
+    GIVEN = "given"  # the request names a namespace; one of the key's, which is implied if it has only one
+    ITEMS = "items"  # the handler checks each item of the request, and answers for it
+    EVERY = "every"  # concerns all namespaces: only keys without namespaces
+    NONE = "none"  # belongs to no namespace: every key
+
+
+class Repeats(StrEnum):
+    """What the header `Idempotency-Key` does."""
+
+    SAFE = "safe"  # a GET, a PUT or a DELETE: repeating it changes nothing more; the header is ignored
+    OWN = "own"  # it becomes the idempotency key of the operation itself (`Call.idempotency_key`)
+    KEPT = "kept"  # the answer is stored for 24 hours and given again
+    SECRET = "secret"  # the answer has a secret and is not stored: a repeat is refused  # noqa: S105 - no password
+    FENCED = "fenced"  # the worker protocol: repeatable by its fence
+
+
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class Empty(Struct, frozen=True, forbid_unknown_fields=True):
+    """No members: of a query without parameters, or of a body that may be left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation. The docstring of its handler describes it in the reference and in the OpenAPI document."""
+
+    method: Method
+    path: str  # a template such as `/v1/executions/{execution_id}/cancel`
+    handler: Callable[[Call], Awaitable[Any]]
+    scope: Scope | None  # None: nobody has to show a key
+    within: Within
+    engine: tuple[str, ...] = ()  # the operations of `Engine` that it puts behind HTTP
+    query: type[Struct] = Empty
+    body: type[Struct] | None = None  # None: it takes no body. A record whose members all have defaults may be left out
+    answers: Mapping[int, Any] = field(default_factory=dict)  # by status: the type of the body; None: no body
+    media: str = "application/json"  # of the answers: also application/octet-stream, text/event-stream, ...
+    limit: int = CONTROL  # bytes of the body
+    repeats: Repeats = Repeats.SAFE
+    etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds If-Match
+    no_store: bool = False
+    streams: bool = False  # the answer has no end of its own: no time limit, no compression
+    links: Mapping[str, str] = field(default_factory=dict)  # operations that take a member of the answer: name -> member
+
+    @property
+    def name(self) -> str:
+        """Its name in the OpenAPI document, in logs and in the audit log: that of its handler."""
+        return self.handler.__name__
+
+    @property
+    def chapter(self) -> str:
+        """The noun it belongs to: the module of its handler."""
+        return self.handler.__module__.rpartition(".")[2]
+
+    @property
+    def is_audited(self) -> bool:
+        """Whether the audit log has a row for each call: a mutation that needs `operate` or `admin`."""
+        return self.method != "GET" and self.scope in (Scope.OPERATE, Scope.ADMIN)
