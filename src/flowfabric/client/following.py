@@ -175,6 +175,7 @@ class Follower:
         self._keep_alive = wait_seconds(keep_alive, "keep_alive")
         self._timeout = wait_seconds(timeout, "timeout", least=timedelta(0))
         self._node = node
+        self._waiter: Waiter | None = None
 
     def on(self, engine: Engine, codecs: Codecs | None) -> Self:
         """Use this engine. Without `codecs` payloads stay as they are stored."""
@@ -262,12 +263,18 @@ class Follower:
         if left is not None and left <= 0:
             raise TimedOut("stream", round((self._timeout or 0) * 1000))
         spans = [span for span in (left, self._keep_alive) if span is not None]
+        self._waiter = waiter
         found = await self._engine.tails.wait(waiter, min(spans, default=None))
         if found is None and self._engine.tails.is_closing:
             raise Unavailable("stream", "the engine shuts down")
         if found is None and (self._keep_alive is None or (left is not None and left <= self._keep_alive)):
             raise TimedOut("stream", round((self._timeout or 0) * 1000))
         return found
+
+    def wake(self) -> None:
+        """Let a reader that waits have a `KeepAlive` now, if it has them at all."""
+        if self._waiter is not None and self._waiter.future is not None and not self._waiter.future.done():
+            self._waiter.future.set_result(None)
 
     def _is_news(self, page: StreamPage) -> Callable[[StreamPage], bool]:
         was_closed, index = page.closed_at is not None, self._index
