@@ -183,6 +183,11 @@ class Follower:
         return self
 
     @property
+    def page(self) -> StreamPage:
+        """The page that was read last."""
+        return self._page
+
+    @property
     def cursor(self) -> str:
         """The position after the last item."""
         return run_cursor(self._index, self._position, self._number)
@@ -206,9 +211,9 @@ class Follower:
 
     async def items(self) -> AsyncGenerator[StreamItem, None]:
         """Yield the items until the execution has ended and everything was read. `open` comes first."""
-        page = self._page
         until = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
+            page = self._page
             if (gap := self._gap(page)) is not None:
                 yield gap
             for frame in page.frames:
@@ -218,11 +223,11 @@ class Follower:
                 self._position, self._number = frame.id, number
                 yield opened
             if len(page.frames) == _PAGE:
-                page = await self._read()
+                self._page = await self._read()
             elif page.closed_at is not None and page.attempts > self._index + 1 and not self._stays:
                 self._index, self._begin, self._position, self._number = self._index + 1, START, "0-0", 0
                 yield NewAttempt(attempt_index=self._index, reason=page.closed_reason, node=self._node)
-                page = await self._read()
+                self._page = await self._read()
             elif self._is_over(page):
                 return
             else:
@@ -231,7 +236,7 @@ class Follower:
                     found = await self._news(page, until)
                     if found is None:
                         yield KeepAlive(cursor=self.cursor)
-                page = found
+                self._page = found
 
     def _gap(self, page: StreamPage) -> Gap | None:
         """Return the item for frames that are no longer kept, if some come after the position."""
