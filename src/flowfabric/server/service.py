@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from flowfabric.engine import Engine
 from flowfabric.server.call import Caller
 from flowfabric.server.operation import Scope
+from flowfabric.server.sse import Clients
 
 if TYPE_CHECKING:
     from flowfabric.app.app import App
@@ -42,7 +44,13 @@ class Service:
         self.app = app
         self.keys: Keys | None = keys
         self.codecs = None if app is None else app.codecs
-        self.is_draining = False
+        self.drain = asyncio.Event()  # set when the process stops: nothing may wait for long any more
+        self.clients = Clients(self.drain)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the process stops."""
+        return self.drain.is_set()
 
     def limit_of(self, operation: Operation) -> int:
         """How many bytes a body may have."""

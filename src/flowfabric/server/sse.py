@@ -1,13 +1,13 @@
 """Server-sent events of a process: the event log and the streams of attempts, for any number of clients.
 
 All clients of a process share one loop that reads the log and one that reads streams (`Engine.follow`, `Engine.tails`),
-and the bytes of an event are written once for all clients that get it. A client that waits holds no database connection.
-A client that is behind reads for itself, one page at a time, as fast as its connection takes them; one that takes nothing
-for 30 seconds is cut off, and continues with the id of the last event it has.
+and the bytes of an event are written once for all clients that get it. A client that waits holds no database
+connection. A client that is behind reads for itself, one page at a time, as fast as its connection takes them; one that
+takes nothing for 30 seconds is cut off, and continues with the id of the last event it has.
 
-The id of an event is a cursor: the header `Last-Event-ID` continues after it. An event with an id alone moves the cursor
-past events that the filter left out. Beside the events there are `reset` (events after the cursor are gone, and others
-follow), `end` (the stream is closed) and `bye` (this process stops).
+The id of an event is a cursor: the header `Last-Event-ID` continues after it. An event with an id alone moves the
+cursor past events that the filter left out. Beside the events there are `reset` (events after the cursor are gone, and
+others follow), `end` (the stream is closed) and `bye` (this process stops).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
-from starlette.responses import Response
 
 from flowfabric.bridges import sse
 from flowfabric.client.following import Follower
+from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.errors import CursorRefused, StreamDisconnected, Unavailable
 from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.stream import Frame, KeepAlive
@@ -95,13 +95,13 @@ class Clients:
         if self.is_draining:
             work.close()
             return None
-        waiting = _Cancelled(asyncio.ensure_future(work))
+        task = asyncio.ensure_future(work)
+        waiting = _Cancelled(task)
         self.join(waiting)
         try:
-            return await waiting.task
+            return await task
         except asyncio.CancelledError:
             if not waiting.is_woken:
-                waiting.task.cancel()
                 raise
             return None
         finally:
@@ -199,9 +199,7 @@ class LogFeed(Feed):
         return self
 
     async def _follow(self, after: EventCursor | None) -> Subscription[Event]:
-        return await self._engine.follow(
-            self._families, after=after, filter=self._chosen, heartbeats=self._heartbeats
-        )
+        return await self._engine.follow(self._families, after=after, filter=self._chosen, heartbeats=self._heartbeats)
 
     async def _reset(self, error: CursorRefused) -> bytes:
         """Follow from where the log can be continued, and write the event that says so."""
@@ -243,7 +241,9 @@ class LogFeed(Feed):
             await self._events.aclose()
 
     def _written(self, event: Event) -> bytes:
-        return self.clients.bytes_of(event.cursor, lambda: sse.write(None, self._form(event), str(event.cursor)))
+        # With the time: a restored log has other events at the same positions.
+        key = (event.cursor, event.occurred_at)
+        return self.clients.bytes_of(key, lambda: sse.write(None, self._form(event), str(event.cursor)))
 
 
 class StreamFeed(Feed):
@@ -262,8 +262,7 @@ class StreamFeed(Feed):
     ) -> None:
         super().__init__(clients)
         self._execution_id = execution_id
-        self._attempt = attempt
-        self._engine = engine
+        self._codecs = codecs
         self._has_ended = after is not None and after.endswith(_END)
         self._follower = Follower(
             execution_id,
@@ -271,7 +270,7 @@ class StreamFeed(Feed):
             attempt=attempt,
             live=live,
             keep_alive=COMMENT_SECONDS,
-        ).on(engine, codecs)
+        ).on(engine, None)
 
     async def open(self) -> bool:
         """Read the first page; False if the client has the `end` already."""
@@ -303,55 +302,56 @@ class StreamFeed(Feed):
 
     def _written(self, item: Any) -> bytes:
         if isinstance(item, Frame):
-            return self.clients.bytes_of((self._execution_id, item.cursor), lambda: sse.event(item))
+            return self.clients.bytes_of((self._execution_id, item.cursor), lambda: sse.event(self._opened(item)))
         return sse.event(item)
 
-
-class EventResponse(Response):
-    """Writes the pieces of a feed as they come, in the task of the request, until the client leaves."""
-
-    media_type = sse.MEDIA_TYPE
-
-    def __init__(self, feed: Feed, headers: Mapping[str, str] | None = None) -> None:
-        self.status_code = 200
-        self.background = None
-        self._feed = feed
-        self.init_headers({**sse.HEADERS, **(headers or {})})
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        own = asyncio.current_task()
-        assert own is not None
-        has_left = False
-
-        async def watch() -> None:
-            nonlocal has_left
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            has_left = True
-            own.cancel()
-
-        watcher = asyncio.create_task(watch(), name="flowfabric client of events")
+    def _opened(self, frame: Frame) -> Frame:
+        """A frame as its handler emitted it; as it is stored if the codecs cannot read it."""
+        if self._codecs is None or frame.mode == "summary":
+            return frame
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for piece in self._feed:
-                async with asyncio.timeout(SEND_SECONDS):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-            watcher.cancel()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except asyncio.CancelledError:
-            if not has_left:
-                raise
-            own.uncancel()
-        except TimeoutError:
-            await self._cut_off(scope)
-        finally:
-            watcher.cancel()
-            await self._feed.aclose()
+            plain = self._codecs.open(frame.payload, frame.encoding, self._execution_id)
+        except CannotDecode as error:
+            log.warning("frame %s of execution %s: %s", frame.cursor, self._execution_id, error.problem)
+            return frame
+        return msgspec.structs.replace(frame, payload=plain, encoding=None)
 
-    async def _cut_off(self, scope: Scope) -> None:
-        self._feed.clients.cut_off += 1
-        log.info("a client of server-sent events took nothing for %g seconds, and is cut off", SEND_SECONDS)
+
+async def serve(feed: Feed, scope: Scope, receive: Receive, send: Send) -> None:
+    """Write the pieces of a feed as they come, in the task of the request, until the client leaves.
+
+    The response has been started.
+    """
+    own = asyncio.current_task()
+    assert own is not None
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        own.cancel()
+
+    watcher = asyncio.create_task(watch(), name="flowfabric client of events")
+    try:
+        async for piece in feed:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        watcher.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    except asyncio.CancelledError:
+        if not has_left:
+            raise
+        own.uncancel()
+    except TimeoutError:
+        watcher.cancel()
+        feed.clients.cut_off += 1
+        log.info("a client of server-sent events took nothing for %g seconds: it is cut off", SEND_SECONDS)
         abort = scope.get("extensions", {}).get(ABORT)
         if abort is not None:
             abort()
             await asyncio.sleep(0)  # the server notices
+    finally:
+        watcher.cancel()
+        await feed.aclose()

@@ -178,8 +178,8 @@ class BudgetStatus(Struct, frozen=True, kw_only=True):
     """A budget: its definition and its running numbers.
 
     `usage` has every dimension that was ever counted, `held` those that reservations hold now, `overrun` what
-    settlements could not count. It is `exhausted_by` the first dimension whose hard limit is reached. `defined_at`: when
-    it was created, or its definition changed, the last time.
+    settlements could not count. It is `exhausted_by` the first dimension whose hard limit is reached.
+    `defined_at`: when it was created, or its definition changed the last time.
     """
 
     budget_id: BudgetId
