@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, overload
 
@@ -27,3 +29,16 @@ def span(seconds: float | None, field: str) -> timedelta | None:
     except OverflowError:
         pass
     raise InvalidInput(f"got {seconds}", field=field, allowed="a number of seconds")
+
+
+@contextlib.contextmanager
+def named(**members: str) -> Iterator[None]:
+    """Name the members of a request in what the engine refuses: `hard="hard_limits"` is its field `hard`."""
+    try:
+        yield
+    except InvalidInput as error:
+        field = error.field or ""
+        head = field.split("[", 1)[0]
+        if head not in members:
+            raise
+        raise InvalidInput(error.problem, field=members[head] + field[len(head) :], allowed=error.allowed) from None

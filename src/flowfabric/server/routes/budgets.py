@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from flowfabric.errors import Contention, InvalidInput, NotFound
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.definitions import check_definition, stale, tag_of
-from flowfabric.server.members import Limit, span
+from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.owning import own_execution, own_executions
 from flowfabric.server.problems import Problem
 from flowfabric.values.budget import (
+    MAX_AMOUNT,
     BudgetCreated,
     BudgetExists,
     BudgetReset,
@@ -27,7 +28,8 @@ from flowfabric.values.budget import (
 )
 from flowfabric.values.ids import BudgetId, ExecutionId
 
-Amounts = dict[str, int]
+Amounts = dict[str, Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]]
+Changes = dict[str, Annotated[int, Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]]
 _NAMESPACE = "namespace"
 
 
@@ -64,7 +66,7 @@ class UpdateBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     hard_limits: Amounts | None = None
     soft_limits: Amounts | None = None
-    raise_by: Amounts | None = None
+    raise_by: Changes | None = None
     enforcement_mode: Literal["strict", "warn"] | None = None
     on_hard_limit: str | None = None
     on_soft_limit: str | None = None
@@ -139,19 +141,20 @@ async def create_budget(call: Call) -> Answer:
     if call.caller.namespaces is not None:
         await _refuse_foreign(call, asked)
     dimensions = list(dict.fromkeys((*asked.hard_limits, *asked.soft_limits)))
-    found = await call.engine.create_budget(
-        None if asked.budget_id is None else BudgetId(asked.budget_id),
-        name=asked.name,
-        scope_type=scope_type,
-        scope_id=scope_id,
-        enforcement_mode=asked.enforcement_mode,
-        on_hard_limit=asked.on_hard_limit,
-        on_soft_limit=asked.on_soft_limit,
-        reset_interval=span(asked.reset_interval_seconds, "reset_interval_seconds") or timedelta(0),
-        dimensions=dimensions,
-        hard_limits=[asked.hard_limits.get(one, 0) for one in dimensions],
-        soft_limits=[asked.soft_limits.get(one, 0) for one in dimensions],
-    )
+    with named(dimensions="hard_limits", reset_interval="reset_interval_seconds"):
+        found = await call.engine.create_budget(
+            None if asked.budget_id is None else BudgetId(asked.budget_id),
+            name=asked.name,
+            scope_type=scope_type,
+            scope_id=scope_id,
+            enforcement_mode=asked.enforcement_mode,
+            on_hard_limit=asked.on_hard_limit,
+            on_soft_limit=asked.on_soft_limit,
+            reset_interval=span(asked.reset_interval_seconds, "reset_interval_seconds") or timedelta(0),
+            dimensions=dimensions,
+            hard_limits=[asked.hard_limits.get(one, 0) for one in dimensions],
+            soft_limits=[asked.soft_limits.get(one, 0) for one in dimensions],
+        )
     return Answer(body=found, status=201 if isinstance(found, BudgetCreated) else 200, target=str(found.budget_id))
 
 
@@ -188,17 +191,18 @@ async def update_budget(call: Call) -> Answer:
     found = await _own(call)
     is_fixed = check_definition(call, _tag(found))
     try:
-        changed = await call.engine.update_budget(
-            found.budget_id,
-            hard=asked.hard_limits,
-            soft=asked.soft_limits,
-            raise_by=asked.raise_by,
-            enforcement_mode=asked.enforcement_mode,
-            on_hard_limit=asked.on_hard_limit,
-            on_soft_limit=asked.on_soft_limit,
-            reset_interval=span(asked.reset_interval_seconds, "reset_interval_seconds"),
-            defined_at=found.defined_at if is_fixed else None,
-        )
+        with named(hard="hard_limits", soft="soft_limits", reset_interval="reset_interval_seconds"):
+            changed = await call.engine.update_budget(
+                found.budget_id,
+                hard=asked.hard_limits,
+                soft=asked.soft_limits,
+                raise_by=asked.raise_by,
+                enforcement_mode=asked.enforcement_mode,
+                on_hard_limit=asked.on_hard_limit,
+                on_soft_limit=asked.on_soft_limit,
+                reset_interval=span(asked.reset_interval_seconds, "reset_interval_seconds"),
+                defined_at=found.defined_at if is_fixed else None,
+            )
     except Contention:
         raise stale() from None
     return Answer(body=changed, etag=_tag(changed))
@@ -211,12 +215,13 @@ async def report_usage(call: Call) -> ReportAnswer:
     hours is `already_applied` and counts nothing.
     """
     found = await _own(call)
-    return await call.engine.report_usage_admin(
-        found.budget_id,
-        dimensions=list(call.body.usage),
-        deltas=list(call.body.usage.values()),
-        dedup_key=call.idempotency_key,
-    )
+    with named(dimensions="usage", deltas="usage"):
+        return await call.engine.report_usage_admin(
+            found.budget_id,
+            dimensions=list(call.body.usage),
+            deltas=list(call.body.usage.values()),
+            dedup_key=call.idempotency_key,
+        )
 
 
 async def reset_budget(call: Call) -> BudgetReset:
@@ -241,9 +246,10 @@ async def record_spend(call: Call) -> ReportAnswer:
     asked: RecordSpend = call.body
     found = await _own(call)
     await own_execution(call, asked.execution_id)
-    return await call.engine.record_spend(
-        found.budget_id, asked.execution_id, asked.usage, idempotency_key=call.idempotency_key
-    )
+    with named(deltas="usage"):
+        return await call.engine.record_spend(
+            found.budget_id, asked.execution_id, asked.usage, idempotency_key=call.idempotency_key
+        )
 
 
 async def release_spend(call: Call) -> SpendReleased:

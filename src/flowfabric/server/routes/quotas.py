@@ -9,7 +9,7 @@ from msgspec import Struct
 from flowfabric.errors import Contention, InvalidInput, NotFound
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.definitions import check_definition, stale, tag_of
-from flowfabric.server.members import Limit, span
+from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.values.ids import QuotaPolicyId
 from flowfabric.values.quota import (
@@ -70,15 +70,16 @@ async def create_quota(call: Call) -> Answer:
     Without a `quota_policy_id` the name decides it.
     """
     asked: CreateQuota = call.body
-    found = await call.engine.create_quota_policy(
-        None if asked.quota_policy_id is None else QuotaPolicyId(asked.quota_policy_id),
-        name=asked.name,
-        key=asked.key,
-        window=span(asked.window_seconds, "window_seconds"),
-        max_requests_per_window=asked.max_requests_per_window,
-        max_concurrent=asked.max_concurrent,
-        jitter=span(asked.jitter_seconds, "jitter_seconds"),
-    )
+    with named(window="window_seconds", jitter="jitter_seconds"):
+        found = await call.engine.create_quota_policy(
+            None if asked.quota_policy_id is None else QuotaPolicyId(asked.quota_policy_id),
+            name=asked.name,
+            key=asked.key,
+            window=span(asked.window_seconds, "window_seconds"),
+            max_requests_per_window=asked.max_requests_per_window,
+            max_concurrent=asked.max_concurrent,
+            jitter=span(asked.jitter_seconds, "jitter_seconds"),
+        )
     status = 201 if isinstance(found, QuotaPolicyCreated) else 200
     return Answer(body=found, status=status, target=str(found.quota_policy_id))
 
@@ -98,14 +99,15 @@ async def update_quota(call: Call) -> Answer:
     found = await _policy(call)
     is_fixed = check_definition(call, _tag(found))
     try:
-        await call.engine.update_quota_policy(
-            found.quota_policy_id,
-            window=span(asked.window_seconds, "window_seconds"),
-            max_requests_per_window=asked.max_requests_per_window,
-            max_concurrent=asked.max_concurrent,
-            jitter=span(asked.jitter_seconds, "jitter_seconds"),
-            updated_at=found.updated_at if is_fixed else None,
-        )
+        with named(window="window_seconds", jitter="jitter_seconds"):
+            await call.engine.update_quota_policy(
+                found.quota_policy_id,
+                window=span(asked.window_seconds, "window_seconds"),
+                max_requests_per_window=asked.max_requests_per_window,
+                max_concurrent=asked.max_concurrent,
+                jitter=span(asked.jitter_seconds, "jitter_seconds"),
+                updated_at=found.updated_at if is_fixed else None,
+            )
     except Contention:
         raise stale() from None
     changed = await _policy(call)

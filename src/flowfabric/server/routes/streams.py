@@ -12,7 +12,7 @@ from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.contracts.json_form import to_json
 from flowfabric.errors import NotFound
 from flowfabric.server.call import Answer, Call, EventStream
-from flowfabric.server.members import Limit, span
+from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.server.sse import StreamFeed
@@ -87,9 +87,10 @@ async def read_stream(call: Call) -> Frames:
     """Read frames of an attempt between two ids, without waiting."""
     asked: ReadStream = call.query
     _check(call)
-    page = await call.engine.read_stream(
-        call.path["execution_id"], call.path["attempt"], asked.from_, asked.to, asked.limit, asked.visibility
-    )
+    with named(from_cursor="from", to_cursor="to"):
+        page = await call.engine.read_stream(
+            call.path["execution_id"], call.path["attempt"], asked.from_, asked.to, asked.limit, asked.visibility
+        )
     return _shown(call, page)
 
 
@@ -103,9 +104,10 @@ async def tail_stream(call: Call) -> Frames:
     block = span(asked.block_seconds, "block_seconds")
 
     async def tail(block: timedelta) -> StreamPage:
-        return await call.engine.tail_stream(
-            call.path["execution_id"], call.path["attempt"], asked.after, block, asked.limit, asked.visibility
-        )
+        with named(block="block_seconds"):
+            return await call.engine.tail_stream(
+                call.path["execution_id"], call.path["attempt"], asked.after, block, asked.limit, asked.visibility
+            )
 
     page = await call.service.clients.unless_draining(tail(block))
     return _shown(call, page if page is not None else await tail(timedelta(0)))

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from flowfabric.errors import InvalidInput
 from flowfabric.server.call import Answer, Call, Page
-from flowfabric.server.members import Limit, span
+from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.values.grant import Granted, ReclaimGranted, ResumeGrant
 from flowfabric.values.ids import ExecutionId
@@ -101,15 +101,16 @@ async def claim_for_worker(call: Call) -> Answer:
     another one.
     """
     asked: ClaimForWorker = call.body
-    found = await call.engine.claim_for_worker(
-        asked.lane_id,
-        worker_id=call.path["worker_id"],
-        worker_instance_id=asked.worker_instance_id,
-        capabilities=asked.capabilities,
-        kinds=asked.kinds,
-        namespace=call.namespace,
-        grant_ttl=span(asked.grant_ttl_seconds, "grant_ttl_seconds"),
-    )
+    with named(grant_ttl="grant_ttl_seconds"):
+        found = await call.engine.claim_for_worker(
+            asked.lane_id,
+            worker_id=call.path["worker_id"],
+            worker_instance_id=asked.worker_instance_id,
+            capabilities=asked.capabilities,
+            kinds=asked.kinds,
+            namespace=call.namespace,
+            grant_ttl=span(asked.grant_ttl_seconds, "grant_ttl_seconds"),
+        )
     if not isinstance(found, Granted | ReclaimGranted):
         return Answer(status=204)
     grant = found.grant
