@@ -115,16 +115,22 @@ async def test_a_client_from_now_on_can_continue_before_it_has_seen_an_event(
         assert (await second.event()).json["execution_id"] == str(live)
 
 
-async def test_no_event_shows_the_id_of_a_lease(
-    plain_engine: ff.Engine, follow: Follow, client: httpx.AsyncClient
+async def test_only_operators_are_shown_the_ids_of_leases(
+    plain_engine: ff.Engine, follow: Follow, client_of: MakeClient
 ) -> None:
     held = await started(plain_engine)
     lease = str(held.handle.lease_id)
     await plain_engine.complete(held.handle)
-    async with follow(after="0", family="lease") as leases:
-        shown = [one.data or "" for one in await leases.events(2)]
-    assert "acquired" in shown[0]
-    assert not any(lease in one for one in (*shown, (await client.get(f"{EVENTS}/page")).text))
+    for by, sees in (
+        (client_of(Scope.READ), False),
+        (client_of(Scope.READ, Scope.OPERATE), True),
+        (client_of(Scope.READ), False),
+    ):
+        async with follow(by=by, after="0", family="lease") as leases:
+            shown = [one.data or "" for one in await leases.events(2)]
+        assert "acquired" in shown[0]
+        for text in (*shown, (await by.get(f"{EVENTS}/page")).text):
+            assert (lease in text) is sees
 
 
 async def test_filters_give_the_subsequence_that_matches(
@@ -294,13 +300,13 @@ async def test_an_event_is_written_once_for_all_clients(
     plain_engine: ff.Engine, follow: Follow, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    real = routes.written
+    real = routes.event_for
 
-    def counting(event: Any) -> str:
+    def counting(caller: Any, event: Any) -> Any:
         written.append(str(event.cursor))
-        return real(event)
+        return real(caller, event)
 
-    monkeypatch.setattr(routes, "written", counting)
+    monkeypatch.setattr(routes, "event_for", counting)
     clients = [follow() for _ in range(5)]
     for one in clients:
         await one.__aenter__()
@@ -353,7 +359,7 @@ async def test_followers_are_told_when_the_server_stops(
     await end_one(plain_engine)
     async with follow(after="0") as first, follow(family="signal") as second:
         last = (await first.events(2))[-1].id
-        service.drain.set()
+        service.draining.set()
         for one in (first, second):
             bye = await one.event()
             assert (bye.name, bye.json) == ("bye", {})

@@ -112,7 +112,7 @@ async def test_waiting_polls_are_answered_when_the_server_stops(
     params = {"after": "9999999999999-0", "block_seconds": 30}
     polls = [asyncio.ensure_future(client.get(at(held, "stream/tail"), params=params)) for _ in range(5)]
     await until(lambda: plain_engine.tails.count == 5)
-    service.drain.set()
+    service.draining.set()
     async with asyncio.timeout(PATIENCE):
         for one in polls:
             answer = await one
@@ -205,11 +205,11 @@ async def test_followers_of_a_stream_are_told_when_the_server_stops(
         await emit(plain_engine, held, "a")
         await one.event()
         await until(lambda: plain_engine.tails.count == 1)
-        service.drain.set()
+        service.draining.set()
         bye = await one.event()
         assert (bye.name, bye.id) == ("bye", one.last_id)
         assert await one.block() is None
-    service.drain.clear()
+    service.draining.clear()
     await emit(plain_engine, held, "b")
     async with follow(path, last_id=bye.id) as again:
         assert (await again.event()).data == "b"

@@ -10,9 +10,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any
 
-import msgspec
-
-from flowfabric.contracts.json_form import to_json
+from flowfabric.contracts import json_form
 from flowfabric.server.call import Call
 from flowfabric.server.problems import Problem
 
@@ -38,4 +36,4 @@ def stale() -> Problem:
 
 
 def _digest(value: Any) -> str:
-    return blake2b(msgspec.json.encode(to_json(value)), digest_size=8).hexdigest()
+    return blake2b(json_form.encode(value), digest_size=8).hexdigest()

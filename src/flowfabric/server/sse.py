@@ -172,6 +172,7 @@ class LogFeed(Feed):
         engine: Engine,
         form: Callable[[Event], str],
         *,
+        form_name: Hashable,
         families: Sequence[Family] | None = None,
         after: EventCursor | None = None,
         chosen: EventFilter | None = None,
@@ -180,6 +181,7 @@ class LogFeed(Feed):
         super().__init__(clients)
         self._engine = engine
         self._form = form
+        self._form_name = form_name  # clients of one name get the same bytes
         self._families = families
         self._chosen = chosen
         self._heartbeats = heartbeats
@@ -242,7 +244,7 @@ class LogFeed(Feed):
 
     def _written(self, event: Event) -> bytes:
         # With the time: a restored log has other events at the same positions.
-        key = (event.cursor, event.occurred_at)
+        key = (self._form_name, event.cursor, event.occurred_at)
         return self.clients.bytes_of(key, lambda: sse.write(None, self._form(event), str(event.cursor)))
 
 

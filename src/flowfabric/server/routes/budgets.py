@@ -12,8 +12,8 @@ from flowfabric.errors import Contention, InvalidInput, NotFound
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.definitions import check_definition, stale, tag_of
 from flowfabric.server.members import Limit, named, span
+from flowfabric.server.namespace import own_execution, own_executions
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
-from flowfabric.server.owning import own_execution, own_executions
 from flowfabric.server.problems import Problem
 from flowfabric.values.budget import (
     MAX_AMOUNT,

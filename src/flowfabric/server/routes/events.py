@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
+from msgspec import Struct
 
-import msgspec
-from msgspec import Struct, structs
-
-from flowfabric.contracts.json_form import to_json
+from flowfabric.contracts import json_form
 from flowfabric.errors import InvalidInput
 from flowfabric.server.call import Call, EventStream, Page
 from flowfabric.server.members import Limit
 from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.server.sse import LogFeed
-from flowfabric.values.event import Event, EventCursor, EventFilter, Family
-from flowfabric.values.ids import AttemptId, ExecutionId, FlowId
+from flowfabric.server.visible import RecordedEvent, event_for, sees_leases
+from flowfabric.values.event import EventCursor, EventFilter, Family
+from flowfabric.values.ids import ExecutionId, FlowId
 
 
 class FollowEvents(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,52 +38,6 @@ class PageEvents(FollowEvents, frozen=True, kw_only=True, forbid_unknown_fields=
     limit: Limit = 100
 
 
-class LoggedEvent(Struct, frozen=True, kw_only=True):
-    """One event. The end of a leased execution belongs to the families `lease` and `completion`.
-
-    One of `lease_type`, `outcome`, `operator_type`, `signal_effect` and `worker_type` is set for each family.
-    """
-
-    cursor: str
-    families: tuple[Family, ...]
-    occurred_at: datetime
-    execution_id: ExecutionId | None
-    flow_id: FlowId | None
-    namespace: str | None
-    tags: dict[str, str]
-    lane_id: str | None
-    execution_kind: str | None
-    parent_id: ExecutionId | None
-    attempt_id: AttemptId | None
-    attempt_index: int | None
-    lease_type: str | None
-    outcome: str | None
-    operator_type: str | None
-    signal_effect: str | None
-    worker_type: str | None
-    lease_epoch: int | None
-    worker_id: str | None
-    worker_instance_id: str | None
-    reason: str | None
-    revoked_by: str | None
-    details: dict[str, Any] | None
-
-
-_SAME = tuple(one.name for one in structs.fields(LoggedEvent) if one.name not in ("cursor", "families"))
-
-
-def logged(event: Event) -> LoggedEvent:
-    """An event as HTTP shows it: without the id of the lease, with which its reader could act as the holder."""
-    return LoggedEvent(
-        cursor=str(event.cursor), families=event.families, **{name: getattr(event, name) for name in _SAME}
-    )
-
-
-def written(event: Event) -> str:
-    """The data of an event of the log among server-sent events."""
-    return msgspec.json.encode(to_json(logged(event))).decode()
-
-
 async def follow_events(call: Call) -> EventStream:
     """Follow the event log as server-sent events.
 
@@ -96,11 +47,13 @@ async def follow_events(call: Call) -> EventStream:
     seconds. The data of every other event is one event of the log.
     """
     asked: FollowEvents = call.query
+    caller = call.caller
     after = call.request.headers.get("last-event-id") or asked.after
     feed = LogFeed(
         call.service.clients,
         call.service.engine,
-        written,
+        lambda event: json_form.encode(event_for(caller, event)).decode(),
+        form_name=sees_leases(caller),
         families=asked.family,
         after=None if after is None else _cursor(after),
         chosen=_filter(asked, call.namespace),
@@ -123,7 +76,7 @@ async def page_events(call: Call) -> Page:
         limit=asked.limit,
         filter=_filter(asked, call.namespace),
     )
-    items = [logged(one) for one in page.items if asked.heartbeats or one.worker_type != "heartbeat"]
+    items = [event_for(call.caller, one) for one in page.items if asked.heartbeats or one.worker_type != "heartbeat"]
     return Page(items=items, next_cursor=str(page.next_cursor))
 
 
@@ -157,11 +110,11 @@ OPERATIONS = (
             "follow", "subscribe_completion", "subscribe_lease_history", "subscribe_signal_delivery",
             "subscribe_operator_events", "subscribe_worker_events",
         ),
-        scope=Scope.READ, within=Within.GIVEN, query=FollowEvents, answers={200: LoggedEvent},
+        scope=Scope.READ, within=Within.GIVEN, query=FollowEvents, answers={200: RecordedEvent},
         media="text/event-stream", streams=True, no_store=True,
     ),
     Operation(
         method="GET", path="/v1/events/page", handler=page_events, engine=("read_events",), scope=Scope.READ,
-        within=Within.GIVEN, query=PageEvents, answers={200: list[LoggedEvent]}, etag=True,
+        within=Within.GIVEN, query=PageEvents, answers={200: list[RecordedEvent]}, etag=True,
     ),
 )  # fmt: skip

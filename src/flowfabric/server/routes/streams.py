@@ -14,8 +14,8 @@ from flowfabric.errors import NotFound
 from flowfabric.server.call import Answer, Call, EventStream
 from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Scope, Within
-from flowfabric.server.problems import Problem
 from flowfabric.server.sse import StreamFeed
+from flowfabric.server.visible import check_payloads
 from flowfabric.values.stream import Frame, StreamPage, Visibility
 
 
@@ -86,7 +86,7 @@ class SummaryDocument(Struct, frozen=True, kw_only=True):
 async def read_stream(call: Call) -> Frames:
     """Read frames of an attempt between two ids, without waiting."""
     asked: ReadStream = call.query
-    _check(call)
+    check_payloads(call)
     with named(from_cursor="from", to_cursor="to"):
         page = await call.engine.read_stream(
             call.path["execution_id"], call.path["attempt"], asked.from_, asked.to, asked.limit, asked.visibility
@@ -100,7 +100,7 @@ async def tail_stream(call: Call) -> Frames:
     It returns as soon as there is a frame, the stream is closed, the time is over, or the server stops.
     """
     asked: TailStream = call.query
-    _check(call)
+    check_payloads(call)
     block = span(asked.block_seconds, "block_seconds")
 
     async def tail(block: timedelta) -> StreamPage:
@@ -122,7 +122,7 @@ async def follow_stream(call: Call) -> Answer:
     again. A comment comes every 15 seconds.
     """
     asked: FollowStream = call.query
-    _check(call)
+    check_payloads(call)
     feed = StreamFeed(
         call.service.clients,
         call.service.engine,
@@ -139,7 +139,7 @@ async def follow_stream(call: Call) -> Answer:
 
 async def read_summary(call: Call) -> SummaryDocument:
     """Read the summary document of an attempt. Not found if the attempt keeps none."""
-    _check(call)
+    check_payloads(call)
     found = await call.engine.read_summary(call.path["execution_id"], call.path["attempt"])
     if found is None:
         raise NotFound("summary", call.path["execution_id"])
@@ -150,11 +150,6 @@ async def read_summary(call: Call) -> SummaryDocument:
         first_applied_at=found.first_applied_at,
         last_updated_at=found.last_updated_at,
     )
-
-
-def _check(call: Call) -> None:
-    if call.caller.hides_payloads:
-        raise Problem(403, "forbidden", "the API key hides payloads, and frames are payloads")
 
 
 def _shown(call: Call, page: StreamPage) -> Frames:

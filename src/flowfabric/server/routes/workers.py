@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from flowfabric.errors import InvalidInput
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
+from flowfabric.server.visible import sees_leases
 from flowfabric.values.grant import Granted, ReclaimGranted, ResumeGrant
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import ExpiredLease
@@ -60,16 +62,6 @@ class ClaimGranted(Struct, frozen=True, kw_only=True):
     lane_id: str
 
 
-class ShownLease(Struct, frozen=True, kw_only=True):
-    """A lease that expired, and is not taken over yet."""
-
-    execution_id: ExecutionId
-    lease_epoch: int
-    worker_instance_id: str
-    expires_at: datetime
-    attempt_index: int
-
-
 async def list_workers(call: Call) -> Page:
     """List the workers that are alive: what each serves, and until when it counts as alive."""
     asked: ListWorkers = call.query
@@ -83,7 +75,10 @@ async def list_workers(call: Call) -> Page:
 
 
 async def list_expired_leases(call: Call) -> Page:
-    """List active executions whose lease expired, the longest first: a worker died, or hangs."""
+    """List active executions whose lease expired, the longest first: a worker died, or hangs.
+
+    `lease_id` is shown to keys with the scope `operate` only.
+    """
     asked: ListExpiredLeases = call.query
     page = await call.engine.list_expired_leases(
         as_of=asked.as_of,
@@ -91,7 +86,8 @@ async def list_expired_leases(call: Call) -> Page:
         limit=asked.limit,
         namespace=call.namespace,
     )
-    return Page(items=[_shown(one) for one in page.items], next_cursor=_cursor(page.next_cursor))
+    items = page.items if sees_leases(call.caller) else [replace(one, lease_id=None) for one in page.items]
+    return Page(items=items, next_cursor=_cursor(page.next_cursor))
 
 
 async def claim_for_worker(call: Call) -> Answer:
@@ -126,17 +122,6 @@ async def claim_for_worker(call: Call) -> Answer:
     )
 
 
-def _shown(lease: ExpiredLease) -> ShownLease:
-    # Without its id: whoever has that may act as the holder.
-    return ShownLease(
-        execution_id=lease.execution_id,
-        lease_epoch=lease.lease_epoch,
-        worker_instance_id=lease.worker_instance_id,
-        expires_at=lease.expires_at,
-        attempt_index=lease.attempt_index,
-    )
-
-
 def _cursor(place: Any) -> str | None:
     return None if place is None else msgspec.json.encode(place).decode()
 
@@ -155,7 +140,7 @@ OPERATIONS = (
     ),
     Operation(
         method="GET", path="/v1/leases/expired", handler=list_expired_leases, engine=("list_expired_leases",),
-        scope=Scope.READ, within=Within.GIVEN, query=ListExpiredLeases, answers={200: list[ShownLease]}, etag=True,
+        scope=Scope.READ, within=Within.GIVEN, query=ListExpiredLeases, answers={200: list[ExpiredLease]}, etag=True,
     ),
     Operation(
         method="POST", path="/v1/workers/{worker_id}/claim", handler=claim_for_worker, engine=("claim_for_worker",),
