@@ -78,7 +78,7 @@ class Operation:
     etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds If-Match
     no_store: bool = False
     streams: bool = False  # the answer has no end of its own: no time limit, no compression
-    links: Mapping[str, str] = field(default_factory=dict)  # operations that take a member of the answer: name -> member
+    links: Mapping[str, str] = field(default_factory=dict)  # name of an operation -> member of the answer that it takes
 
     @property
     def name(self) -> str:
