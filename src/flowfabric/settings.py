@@ -52,7 +52,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     )
 
 
-# Of `flowfabric server`, which has an option of the same name for each: what holds without either, as text; None: nothing.
+# Of `flowfabric server`, which has an option of the same name for each, and what holds without either; None: unset.
 SERVER: Mapping[str, str | None] = {
     "listen": "127.0.0.1:8484",
     "processes": "1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import contextlib
 import inspect
 import io
@@ -363,7 +364,8 @@ async def test_every_operation_passes_the_hooks_with_its_arguments(name: str) ->
 
     assert await getattr(layered, name)(1, two=2) == f"answer of {name}"
 
-    assert reached == [(engine, name, (1,), {"two": 2})]
+    assert reached == [(layered, name, (1,), {"two": 2})]
+    assert vars(layered) is vars(engine)
     assert noted == [f"a {name}", f"b {name}", "b called", "a called"]
 
 
@@ -404,6 +406,17 @@ def test_an_engine_without_call_hooks_is_not_layered() -> None:
     engine, _ = spied()
     assert mw.layer(engine, []) is engine
     assert mw.layer(engine, [mw.Logging(), mw.RateLimit(5, on="submit"), mw.Tracing(calls=False)]) is engine
+
+
+async def test_a_copy_of_a_layered_engine_passes_the_hooks_and_uses_its_own_connections() -> None:
+    engine, reached = spied()
+    noted: list[str] = []
+    bound = copy.copy(mw.layer(engine, [Everything("a", noted)]))
+    bound._database = "of one transaction"  # type: ignore[assignment]
+    await bound.ping()
+    assert noted == ["a ping", "a called"]
+    assert [one._database for one, *_ in reached] == ["of one transaction"]
+    assert engine._database is None
 
 
 async def test_layers_can_be_laid_on_layers() -> None:

@@ -128,12 +128,18 @@ class _Request:
         if limits.is_full():
             return self._counted(
                 "connections",
-                Problem("too_many_connections", "the server has as many connections as it takes", headers={"Connection": "close"}),
+                Problem(
+                    503,
+                    "too_many_connections",
+                    "the server has as many connections as it takes",
+                    headers={"Connection": "close"},
+                ),
             )
         if wait := limits.addresses.take(address_group(address)):
             return self._counted(
                 "rate",
                 Problem(
+                    429,
                     "too_many_requests",
                     "this address sends more requests than the server takes",
                     headers={"Retry-After": retry_after(wait)},
@@ -145,9 +151,11 @@ class _Request:
         if self._asked and not self._body_read:
             return self._counted(
                 "slow_body",
-                Problem("slow_body", "the body did not arrive in time", headers={"Connection": "close"}),
+                Problem(408, "slow_body", "the body did not arrive in time", headers={"Connection": "close"}),
             )
-        return self._counted("timeout", Problem("request_timeout", "the request took longer than the server allows"))
+        return self._counted(
+            "timeout", Problem(503, "request_timeout", "the request took longer than the server allows")
+        )
 
     def _counted(self, reason: str, problem: Problem) -> Problem:
         if self._front._telemetry is not None:
@@ -158,7 +166,7 @@ class _Request:
         if self._status:
             return  # half of an answer was sent: uvicorn closes the connection, which says that it is not whole
         if logged:
-            error = Problem("internal_error", "the server failed; its log has the reason under this request id")
+            error = Problem(500, "internal_error", "the server failed; its log has the reason under this request id")
         await dispatch.respond(self._scope, self._sent, dispatch.refused(error, self._scope))
 
     async def _received(self) -> Any:

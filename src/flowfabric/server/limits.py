@@ -37,6 +37,7 @@ class Limits:
         """Count a request of an API key; a `Problem` says when to come back if there were too many."""
         if key_id is not None and (wait := self.keys.take(key_id)):
             raise Problem(
+                429,
                 "too_many_requests",
                 "this API key sends more requests than the server takes",
                 headers={"Retry-After": retry_after(wait)},
@@ -45,7 +46,7 @@ class Limits:
     def take_link(self, address: str) -> None:
         """The same for a link, which anybody may try."""
         if wait := self.links.take(address):
-            raise Problem("too_many_requests", "too many links are opened from this address",
+            raise Problem(429, "too_many_requests", "too many links are opened from this address",
                           headers={"Retry-After": retry_after(wait)})  # fmt: skip
 
 

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric as Family
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from flowfabric.errors import FlowFabricError
 from flowfabric.middleware.metrics import BUCKETS, CANCEL_BACKLOG, METRICS, Metric
+from flowfabric.server.metrics_files import METRICS_DIRECTORY
 from flowfabric.values.gauges import Gauges
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flowfabric.server")
 MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
-MULTIPROCESS: Final = "PROMETHEUS_MULTIPROC_DIR"
+
 _KEPT: Final = 5.0  # seconds
 
 REQUESTS: Final = "flowfabric_http_requests_total"
@@ -42,10 +44,10 @@ SHUTDOWN_TIMEOUTS: Final = "flowfabric_shutdown_timeouts_total"
 DATABASE_UP: Final = "flowfabric_database_up"
 LANE_DEPTH: Final = "flowfabric_lane_depth"
 LANE_OLDEST: Final = "flowfabric_lane_oldest_seconds"
-STATES: Final = "flowfabric_executions"
-HELD: Final = "flowfabric_held"
+STATES: Final = "flowfabric_stored_executions"
+BLOCKED: Final = "flowfabric_blocked"
 WORKERS: Final = "flowfabric_workers"
-WORKER_SLOTS: Final = "flowfabric_worker_slots_total"
+SLOTS: Final = "flowfabric_slots"
 SERVER_METRICS: Final[Mapping[str, Metric]] = {
     REQUESTS: Metric("counter", ("method", "path", "status"), "Requests, by the template of their path."),
     REQUEST_SECONDS: Metric(
@@ -71,9 +73,11 @@ STORED_METRICS: Final[Mapping[str, Metric]] = {
         ("state",),
         "Stored executions in a state; exact up to 10,000. Completed ones are not counted: there may be millions.",
     ),
-    HELD: Metric("gauge", ("limit",), "Executions that a `budget` or a `quota` holds back."),
+    BLOCKED: Metric(
+        "gauge", ("reason",), "Executions that wait for something else than a worker, by what; exact up to 10,000."
+    ),
     WORKERS: Metric("gauge", (), "Workers that are alive."),
-    WORKER_SLOTS: Metric("gauge", (), "How many executions they can run at the same time."),
+    SLOTS: Metric("gauge", (), "How many executions they can run at the same time."),
     CANCEL_BACKLOG: Metric("gauge", (), "Cancelled flows with members left to cancel."),
 }
 _OWN: Final = {**{name: one for name, one in METRICS.items() if name not in STORED_METRICS}, **SERVER_METRICS}
@@ -117,8 +121,8 @@ class ServerMetrics:
         registry = CollectorRegistry()
         registry.register(_Stored(stored))
         shown: list[Collector] = [registry]
-        if MULTIPROCESS in os.environ:
-            MultiProcessCollector(registry)
+        if METRICS_DIRECTORY in os.environ:
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         else:
             shown.append(self._registry)
         return b"".join(prometheus_client.generate_latest(one) for one in shown)
@@ -158,13 +162,13 @@ class _Stored(Collector):
                 return [([lane.lane_id], lane.depth) for lane in found.lanes]
             case "flowfabric_lane_oldest_seconds":
                 return [([lane.lane_id], lane.oldest_age.total_seconds()) for lane in found.lanes]
-            case "flowfabric_executions":
+            case "flowfabric_stored_executions":
                 return [([state], count) for state, count in found.states.items()]
-            case "flowfabric_held":
-                return [([what], count) for what, count in found.held.items()]
+            case "flowfabric_blocked":
+                return [([reason], count) for reason, count in found.blocked.items()]
             case "flowfabric_workers":
                 return [([], found.workers)]
-            case "flowfabric_worker_slots_total":
+            case "flowfabric_slots":
                 return [([], found.slots)]
             case _:
                 return [([], found.cancelling_flows)]

@@ -24,7 +24,16 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 _SIZE: Final = re.compile(r"(\d{1,12})\s*(b|kib|mib|gib)?", re.IGNORECASE)
 _UNITS: Final = {"b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3}
 _RATE: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*/\s*s(?:\s+burst\s+(\d{1,9}))?", re.IGNORECASE)
-_WORDS: Final = {"on": True, "true": True, "yes": True, "1": True, "off": False, "false": False, "no": False, "0": False}
+_WORDS: Final = {
+    "on": True,
+    "true": True,
+    "yes": True,
+    "1": True,
+    "off": False,
+    "false": False,
+    "no": False,
+    "0": False,
+}
 
 
 class Rate(Struct, frozen=True):
@@ -80,7 +89,9 @@ class Options(Struct, frozen=True, kw_only=True):
         return f"Options({self.url()})"
 
 
-def load_options(given: Mapping[str, str | bool | int | None] | None = None, environ: Mapping[str, str] | None = None) -> Options:
+def load_options(
+    given: Mapping[str, str | bool | int | None] | None = None, environ: Mapping[str, str] | None = None
+) -> Options:
     """Return the options of a server: those `given` win over the environment's."""
     texts: dict[str, tuple[str | None, str]] = {
         name: (default, settings.SERVER_ENVIRONMENT[name]) for name, default in settings.SERVER.items()
@@ -92,8 +103,8 @@ def load_options(given: Mapping[str, str | bool | int | None] | None = None, env
             text = str(value) if not isinstance(value, bool) else "on" if value else "off"
             texts[name] = (text, f"--{name.replace('_', '-')}")
     parsed: dict[str, Any] = {}
-    for name, (text, source) in texts.items():
-        parsed[name] = None if text is None else _PARSERS[name](text, source)
+    for name, (found, source) in texts.items():
+        parsed[name] = None if found is None else _PARSERS[name](found, source)
     parsed["host"], parsed["port"] = parsed.pop("listen")
     for name in ("cors_origins", "trusted_proxies"):
         parsed[name] = parsed[name] or ()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from flowfabric.engine import Engine
 from flowfabric.server.call import Caller
+from flowfabric.server.limits import Limits
 from flowfabric.server.operation import Scope
 
 if TYPE_CHECKING:
     from flowfabric.app.app import App
+    from flowfabric.server.metrics import StoredGauges
     from flowfabric.server.operation import Operation
+    from flowfabric.server.telemetry import Telemetry
 
 
 class Keys(Protocol):
@@ -42,14 +46,24 @@ class Service:
         self.app = app
         self.keys: Keys | None = keys
         self.codecs = None if app is None else app.codecs
-        self.is_draining = False
+        self.limits = Limits()
+        self.telemetry: Telemetry | None = None
+        self.gauges: StoredGauges | None = None
+        # Set when the server stops: whatever waits for something looks at it, and ends its answer.
+        self.draining = asyncio.Event()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server stops."""
+        return self.draining.is_set()
 
     def limit_of(self, operation: Operation) -> int:
         """How many bytes a body may have."""
-        return operation.limit
+        return self.limits.body(operation)
 
     def admit(self, operation: Operation, caller: Caller) -> None:
         """Refuse a request of a caller that sends too many."""
+        self.limits.take(caller.key_id)
 
     async def close(self) -> None:
         """Stop what runs in the background. The engine stays open."""
