@@ -156,8 +156,9 @@ def server(
         if is_embedded(dsn):
             migrate_embedded(chosen)
         if options.processes > 1:
-            raise typer.Exit(supervisor.Supervisor(options, chosen, sock).run())
-        process.run(options, chosen, sock, app=load_app(options.app) if options.app else None)
+            raise typer.Exit(supervisor.Supervisor(options, chosen, sock, is_embedded=is_embedded(dsn)).run())
+        app_of_tasks = load_app(options.app) if options.app else None
+        process.run(options, chosen, sock, app=app_of_tasks, is_embedded=is_embedded(dsn))
 
 
 def _serve_for_parent(fd: int, tells: int | None) -> None:
@@ -176,4 +177,12 @@ def _serve_for_parent(fd: int, tells: int | None) -> None:
     with socket.socket(fileno=fd) as sock:
         sock.setblocking(False)
         app = load_app(options.app) if options.app else None
-        process.run(options, orders.dsn, sock, app=app, on_ready=on_ready, follow=sys.stdin.fileno())
+        process.run(
+            options,
+            orders.dsn,
+            sock,
+            app=app,
+            is_embedded=orders.is_embedded,
+            on_ready=on_ready,
+            follow=sys.stdin.fileno(),
+        )

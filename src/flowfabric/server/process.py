@@ -90,11 +90,13 @@ def run(
     sock: socket.socket,
     *,
     app: App | None = None,
+    is_embedded: bool = False,
     on_ready: Callable[[], None] | None = None,
     follow: int | None = None,
 ) -> None:
     """Serve until a signal. `follow`: a descriptor at whose end the process that started this one has died."""
-    process = ServerProcess(options, dsn, sock, app, on_ready)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # the lines of this module say the same
+    process = ServerProcess(options, dsn, sock, app, is_embedded=is_embedded, on_ready=on_ready)
     before = {number: signal.signal(number, process.on_signal) for number in _SIGNALS}
     if follow is not None:
         threading.Thread(target=_follow, args=(follow,), name="flowfabric parent", daemon=True).start()
@@ -147,8 +149,11 @@ class ServerProcess:
         dsn: str,
         sock: socket.socket,
         app: App | None = None,
+        *,
+        is_embedded: bool = False,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
+        self._is_embedded = is_embedded
         self._options = options
         self._dsn = dsn
         self._sock = sock
@@ -243,7 +248,7 @@ class ServerProcess:
 
     async def _check_rights(self, engine: Engine) -> None:
         options = self._options
-        if await connects_as_owner(engine):
+        if not self._is_embedded and await connects_as_owner(engine):  # the embedded server has no other user
             words = "the database user owns the schema: connect with one that has the role operate"
             if not options.is_loopback:
                 raise InvalidInput(words, field="--dsn", allowed="a user named in `flowfabric migrate --operate-role`")

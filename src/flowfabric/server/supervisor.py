@@ -36,6 +36,7 @@ class Orders(Struct, frozen=True):
 
     options: Options
     dsn: str
+    is_embedded: bool
 
 
 class Child:
@@ -96,9 +97,9 @@ class Child:
 class Supervisor:
     """Keeps as many processes running as the options say."""
 
-    def __init__(self, options: Options, dsn: str, sock: socket.socket) -> None:
+    def __init__(self, options: Options, dsn: str, sock: socket.socket, *, is_embedded: bool = False) -> None:
         self._options = options
-        self._orders = msgspec.json.encode(Orders(options, dsn))
+        self._orders = msgspec.json.encode(Orders(options, dsn, is_embedded))
         self._sock = sock
         self._children = [Child(number) for number in range(options.processes)]
         self._signals: list[int] = []
