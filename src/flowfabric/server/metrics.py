@@ -87,7 +87,7 @@ class ServerMetrics:
     """The counts and times of this process; a sink for the middleware `Metrics`."""
 
     def __init__(self) -> None:
-        prometheus_client.disable_created_metrics()  # a series more for every series, which no panel uses
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for every series, which no panel uses
         self._registry = CollectorRegistry()
         self._collectors = {name: _collector(name, metric, self._registry) for name, metric in _OWN.items()}
         self._children: dict[tuple[str, ...], Any] = {}

@@ -19,7 +19,11 @@ _WORTH_IT = 1024  # bytes; shorter answers are not compressed
 
 def stack(service: Service, options: Options, telemetry: Telemetry) -> Any:
     """The ASGI application that `flowfabric server` serves."""
-    app: Any = create_app(service.engine, service=service)
+    return around(create_app(service.engine, service=service), service, options, telemetry)
+
+
+def around(app: Any, service: Service, options: Options, telemetry: Telemetry) -> Front:
+    """An application inside everything else."""
     app = GZipMiddleware(app, minimum_size=_WORTH_IT, compresslevel=5)  # leaves server-sent events as they are
     if options.cors_origins:
         app = Cors(app, options.cors_origins)
