@@ -12,13 +12,15 @@ import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from flowfabric.errors import FlowFabricError
-from flowfabric.server import problems
+from flowfabric.server import cursors, problems
 from flowfabric.server.answers import Finished, Writer
 from flowfabric.server.call import Call, Caller
 from flowfabric.server.limits import more_time
+from flowfabric.server.namespace import given_namespace
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.requests import Disconnected, Reader, read_body
@@ -43,6 +45,7 @@ class Endpoint:
         self._service = service
         self._reader = Reader(operation)
         self._writer = Writer(operation)
+        self._has_cursor = "cursor" in operation.query.__struct_fields__
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send, values: Sequence[str]) -> None:
         """Answer one request; `values` are the parameters of its path."""
@@ -87,9 +90,12 @@ class Endpoint:
         if (tag := headers.get(b"if-match")) is not None:
             call.if_match = tag.decode("latin-1")
         if operation.within is Within.GIVEN:
-            call.namespace = _given_namespace(caller, query, body)
+            named = getattr(query, "namespace", None)
+            call.namespace = given_namespace(caller, getattr(body, "namespace", None) if named is None else named)
         elif caller.namespaces is not None:
             await self._check_namespace(call, caller.namespaces)
+        if self._has_cursor and query.cursor is not None:
+            call.query = replace(query, cursor=cursors.unseal(query.cursor, *self._writer.filters(call)))
         return self._writer.write(call, await operation.handler(call))
 
     async def _caller(self, headers: dict[bytes, bytes], address: str) -> Caller:
@@ -124,28 +130,6 @@ class Endpoint:
                     raise problems.not_found("flow", call.path["flow_id"])
             case Within.EVERY:
                 raise Problem(403, "forbidden", "the operation concerns all namespaces, and the API key has only some")
-
-
-def _given_namespace(caller: Caller, query: Any, body: Any) -> str | None:
-    """The namespace that a request names; of a key with one namespace, that one."""
-    given: str | None = getattr(query, "namespace", None)
-    if given is None:
-        given = getattr(body, "namespace", None)
-    allowed = caller.namespaces
-    if allowed is None:
-        return given
-    if given is None:
-        if len(allowed) != 1:
-            raise Problem(
-                422,
-                "invalid_request",
-                "namespace: must be named, as the API key has several",
-                errors=[FieldError("missing", parameter="namespace", allowed=", ".join(allowed))],
-            )
-        return allowed[0]
-    if given not in allowed:
-        raise problems.not_found("namespace", given)
-    return given
 
 
 def _idempotency_key(headers: dict[bytes, bytes], operation: Operation) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from flowfabric._taxonomy import TAXONOMY
 from flowfabric.errors import (
@@ -136,6 +137,11 @@ class Problem(Exception):
         if self.status in (429, 503):
             self.headers.setdefault("Retry-After", str(_RETRY_AFTER))
         super().__init__(detail)
+
+    def within(self, pointer: str) -> Problem:
+        """The same for a part of a body: its wrong members are below this pointer."""
+        self.errors = tuple(replace(one, pointer=pointer + one.pointer) if one.pointer else one for one in self.errors)
+        return self
 
     def document(self, instance: str, base: str = "") -> ProblemDocument:
         """The body. `base` is the path under which the server is mounted."""

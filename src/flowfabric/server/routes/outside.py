@@ -55,7 +55,7 @@ async def healthz(call: Call) -> Health:
 
 
 async def _check(service: Service) -> None:
-    if service.is_draining:
+    if service.draining.is_set():
         raise Problem(503, "draining", "the server is shutting down")
     try:
         async with asyncio.timeout(_PATIENCE):

@@ -1,0 +1,36 @@
+"""The namespace that a request names, held against those of its API key."""
+
+from __future__ import annotations
+
+from flowfabric.server import problems
+from flowfabric.server.call import Call, Caller
+from flowfabric.server.problems import FieldError, Problem
+from flowfabric.values.ids import FlowId
+
+
+def given_namespace(caller: Caller, given: str | None) -> str | None:
+    """The namespace that holds; of a key with one namespace, that one. None: all of them, or the default one."""
+    allowed = caller.namespaces
+    if allowed is None:
+        return given
+    if given is None:
+        if len(allowed) != 1:
+            raise Problem(
+                422,
+                "invalid_request",
+                "namespace: must be named, as the API key has several",
+                errors=[FieldError("missing", parameter="namespace", allowed=", ".join(allowed))],
+            )
+        return allowed[0]
+    if given not in allowed:
+        raise problems.not_found("namespace", given)
+    return given
+
+
+async def check_flow(call: Call, flow_id: FlowId | None) -> None:
+    """Refuse a flow of a namespace that the caller does not have, as an unknown one."""
+    if flow_id is None or call.caller.namespaces is None:
+        return
+    found = await call.engine.describe_flow(flow_id)
+    if found is None or found.namespace not in call.caller.namespaces:
+        raise problems.not_found("flow", flow_id)
