@@ -437,6 +437,7 @@ LIST_BINDINGS = _rows(
 REGISTER_LANES = _value("register_lanes", 1, "made")
 LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")
 SET_LANE_STATE = _value("set_lane_state", 2, "before")
+READ_GAUGES = _rows("read_gauges", 1, "what, name, value, oldest_at, at")
 LANE_STATS = _rows("lane_stats", 1, "name, state, depth, oldest_at, delayed, waiting_children, running, at")
 
 # Workers
@@ -532,6 +533,10 @@ REPAIR_FLOORS = _rows("repair_floors", 1, "partition, id")
 # The deployment
 
 PING = "select 1 as one"
+IS_OWNER = (
+    "select coalesce((select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = 'flowfabric'),"
+    " false) as is_owner"
+)
 DEPLOYMENT_INFO = _rows(
     "deployment_info",
     0,

@@ -19,6 +19,7 @@ from flowfabric.errors import FlowFabricError
 from flowfabric.server import cursors, problems
 from flowfabric.server.answers import Finished, Writer
 from flowfabric.server.call import Call, Caller
+from flowfabric.server.limits import more_time
 from flowfabric.server.namespace import given_namespace
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import FieldError, Problem
@@ -68,6 +69,10 @@ class Endpoint:
         reader = self._reader
         path = reader.path(values) if values else {}
         query = reader.query(scope["query_string"])
+        if operation.streams:
+            more_time(scope, None)
+        elif (waits := getattr(query, "wait", None)) is not None:
+            more_time(scope, float(waits))
         body = None
         if operation.method != "GET":
             data = await read_body(receive, headers, operation, service.limit_of(operation))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from flowfabric.client.outcomes import Outcomes
 from flowfabric.engine import Engine
 from flowfabric.server.call import Caller
+from flowfabric.server.limits import Limits
 from flowfabric.server.operation import Scope
 from flowfabric.server.sse import Clients
 from flowfabric.server.submitting import Submissions
@@ -17,7 +18,9 @@ from flowfabric.values.ids import ExecutionId
 
 if TYPE_CHECKING:
     from flowfabric.app.app import App
+    from flowfabric.server.metrics import StoredGauges
     from flowfabric.server.operation import Operation
+    from flowfabric.server.telemetry import Telemetry
 
 log = logging.getLogger("flowfabric.server")
 
@@ -55,13 +58,17 @@ class Service:
         self._outcomes = Outcomes(engine, log.debug)
         self.draining = asyncio.Event()  # set when the process is about to end: waiting requests are answered
         self.clients = Clients(self.draining)
+        self.limits = Limits()
+        self.telemetry: Telemetry | None = None
+        self.gauges: StoredGauges | None = None
 
     def limit_of(self, operation: Operation) -> int:
         """How many bytes a body may have."""
-        return operation.limit
+        return self.limits.body(operation)
 
     def admit(self, operation: Operation, caller: Caller) -> None:
         """Refuse a request of a caller that sends too many."""
+        self.limits.take(caller.key_id)
 
     async def outcome(self, execution_id: ExecutionId, wait: float) -> Outcome | None:
         """How an execution ended; None if it has not within this many seconds, or until the process is about to end."""

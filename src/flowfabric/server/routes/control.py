@@ -21,7 +21,7 @@ from flowfabric.values.execution import Blocked, Changed, Rejected, Replayed
 from flowfabric.values.grant import NotReclaimable, ReclaimCapExceeded, ReclaimGrant
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import Operator, Revoked
-from flowfabric.values.wait import AlreadySatisfied, Resumed
+from flowfabric.values.wait import Resumed
 
 BlockingReason = Literal[
     "waiting_for_budget", "waiting_for_quota", "waiting_for_capable_worker", "paused_by_operator", "paused_by_policy"
@@ -97,6 +97,12 @@ class ChangePriority(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 class SetTag(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     value: str
+
+
+class AlreadySatisfied(Struct, frozen=True, kw_only=True):
+    """There was no such lease to take away, and why."""
+
+    reason: str
 
 
 class Forked(Struct, frozen=True, kw_only=True):
@@ -186,12 +192,13 @@ async def _replaced(call: Call, target: ExecutionId, given: dict[str, Any]) -> t
 async def revoke_lease(call: Call) -> Revoked | AlreadySatisfied:
     """Take the lease of an execution away from its worker. A worker takes it over then, or it is cancelled."""
     body: RevokeLease = call.body
-    return await call.engine.revoke_lease(
+    done = await call.engine.revoke_lease(
         call.path["execution_id"],
         reason=body.reason,
         expected_lease_id=body.expected_lease_id,
         worker_instance_id=body.worker_instance_id,
     )
+    return done if isinstance(done, Revoked) else AlreadySatisfied(reason=done.reason)
 
 
 async def reclaim_execution(call: Call) -> ReclaimGrant | NotReclaimable | ReclaimCapExceeded:
