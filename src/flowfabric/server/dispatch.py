@@ -25,6 +25,7 @@ from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.requests import Disconnected, Reader, read_body
 from flowfabric.server.service import Service
+from flowfabric.server.sse import Feed, serve
 
 log = logging.getLogger("flowfabric.server")
 ASGIScope = MutableMapping[str, Any]
@@ -56,7 +57,7 @@ class Endpoint:
             return
         except Exception as error:
             finished = refused(error, scope)
-        await respond(scope, send, finished)
+        await respond(scope, send, finished, receive)
 
     async def _answer(self, scope: ASGIScope, receive: Receive, values: Sequence[str]) -> Finished:
         operation, service = self.operation, self._service
@@ -169,8 +170,8 @@ def request_id(scope: ASGIScope) -> str:
     return found
 
 
-async def respond(scope: ASGIScope, send: Send, finished: Finished) -> None:
-    """Send a response."""
+async def respond(scope: ASGIScope, send: Send, finished: Finished, receive: Receive | None = None) -> None:
+    """Send a response. One with pieces needs `receive`, to notice that its client left."""
     headers = finished.headers
     headers.append((b"x-request-id", request_id(scope).encode()))
     if finished.pieces is None and finished.status not in (204, 304):
@@ -178,6 +179,9 @@ async def respond(scope: ASGIScope, send: Send, finished: Finished) -> None:
     await send({"type": "http.response.start", "status": finished.status, "headers": headers})
     if scope["method"] == "HEAD":
         await send({"type": "http.response.body", "body": b""})
+        return
+    if isinstance(finished.pieces, Feed) and receive is not None:
+        await serve(finished.pieces, scope, receive, send)
         return
     if finished.pieces is not None:
         async for piece in finished.pieces:

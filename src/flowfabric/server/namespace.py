@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from flowfabric.server import problems
 from flowfabric.server.call import Call, Caller
 from flowfabric.server.problems import FieldError, Problem
-from flowfabric.values.ids import FlowId
+from flowfabric.values.ids import ExecutionId, FlowId
 
 
 def given_namespace(caller: Caller, given: str | None) -> str | None:
@@ -34,3 +36,22 @@ async def check_flow(call: Call, flow_id: FlowId | None) -> None:
     found = await call.engine.describe_flow(flow_id)
     if found is None or found.namespace not in call.caller.namespaces:
         raise problems.not_found("flow", flow_id)
+
+
+async def own_execution(call: Call, execution_id: ExecutionId) -> None:
+    """Refuse an execution of another namespace as unknown."""
+    if not await own_executions(call, [execution_id]):
+        raise problems.not_found("execution", execution_id)
+
+
+async def own_executions(call: Call, execution_ids: Iterable[ExecutionId]) -> set[ExecutionId]:
+    """Of some executions, those that the key may see; all of them for a key without namespaces."""
+    allowed = call.caller.namespaces
+    if allowed is None:
+        return set(execution_ids)
+    own: set[ExecutionId] = set()
+    for one in execution_ids:
+        found = await call.engine.read_execution_info(one)
+        if found is not None and found.namespace in allowed:
+            own.add(one)
+    return own

@@ -11,6 +11,7 @@ from flowfabric.engine import Engine
 from flowfabric.server.call import Caller
 from flowfabric.server.limits import Limits
 from flowfabric.server.operation import Scope
+from flowfabric.server.sse import Clients
 from flowfabric.server.submitting import Submissions
 from flowfabric.values.execution import Outcome
 from flowfabric.values.ids import ExecutionId
@@ -56,6 +57,7 @@ class Service:
         self.submissions = Submissions(engine)
         self._outcomes = Outcomes(engine, log.debug)
         self.draining = asyncio.Event()  # set when the process is about to end: waiting requests are answered
+        self.clients = Clients(self.draining)
         self.limits = Limits()
         self.telemetry: Telemetry | None = None
         self.gauges: StoredGauges | None = None
