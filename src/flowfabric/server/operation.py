@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 if TYPE_CHECKING:
     from flowfabric.server.call import Call
@@ -51,6 +52,8 @@ class Repeats(StrEnum):
     SECRET = "secret"  # the answer has a secret and is not stored: a repeat is refused  # noqa: S105 - no password
     FENCED = "fenced"  # the worker protocol: repeatable by its fence
 
+
+Instant = Annotated[datetime, Meta(tz=True)]  # in a request: with a time zone
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
