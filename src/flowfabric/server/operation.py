@@ -9,23 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
+from flowfabric.values.api_key import Scope
+
 if TYPE_CHECKING:
     from flowfabric.server.call import Call
+
+__all__ = ["Empty", "Operation", "Repeats", "Scope", "Within"]
 
 KIB = 1024
 LARGE = 1024 * KIB  # submissions
 MEDIUM = 256 * KIB  # signals and callbacks
 CONTROL = 64 * KIB  # everything else
-
-
-class Scope(StrEnum):
-    """What an API key may do. `admin` includes all; no other scope includes another."""
-
-    READ = "read"
-    SUBMIT = "submit"
-    OPERATE = "operate"
-    WORKER = "worker"
-    ADMIN = "admin"
 
 
 class Within(StrEnum):
@@ -78,7 +72,9 @@ class Operation:
     etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds If-Match
     no_store: bool = False
     streams: bool = False  # the answer has no end of its own: no time limit, no compression
-    links: Mapping[str, str] = field(default_factory=dict)  # operations that take a member of the answer: name -> member
+    links: Mapping[str, str] = field(
+        default_factory=dict
+    )  # operations that take a member of the answer: name -> member
 
     @property
     def name(self) -> str:
