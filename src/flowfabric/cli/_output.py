@@ -6,7 +6,6 @@ be searched. Text that came from elsewhere (failures, names, messages) cannot mo
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -16,15 +15,11 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-import msgspec
-
+from flowfabric.contracts.json_form import payload_or_problem, to_json
 from flowfabric.values.durations import counted, duration_words
-from flowfabric.values.hooks import FACTS
-from flowfabric.values.joins import AllOf, AllSettled, AnyOf, Quorum, policy_to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,8 +29,6 @@ if TYPE_CHECKING:
 
 # Control characters that steer a terminal, and lone surrogates, which cannot be encoded.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# A payload nested more deeply than this is shown as text.
-_MOST_LEVELS = 100
 _STYLES = {
     "completed": "green",
     "failed": "red",
@@ -111,77 +104,6 @@ def _json_text(value: Any, indent: int | None = None) -> str:
     return text if can_show(text) else json.dumps(plain, indent=indent)
 
 
-def to_json(value: Any) -> Any:
-    """Our records and values as JSON: times in ISO 8601, durations in seconds under a name that ends in `_seconds`."""
-    match value:
-        case AllOf() | AnyOf() | Quorum() | AllSettled():
-            return policy_to_json(value)
-        case msgspec.Struct():
-            return {
-                name + ("_seconds" if _is_duration(field) else ""): to_json(getattr(value, name))
-                for name, field in _fields(type(value)).items()
-            }
-        case datetime():
-            return value.isoformat()
-        case timedelta():
-            return value.total_seconds()
-        case Enum():
-            return value.value
-        case UUID() | Path():
-            return str(value)
-        case bytes():
-            return _bytes(value)
-        case dict():
-            return {str(key): to_json(item) for key, item in value.items()}
-        case list() | tuple() | set() | frozenset():
-            return [to_json(item) for item in value]
-        case _:
-            return value
-
-
-def _fields(cls: type[msgspec.Struct]) -> dict[str, Any]:
-    return {field.name: field.type for field in msgspec.structs.fields(cls)}
-
-
-def _is_duration(annotation: Any) -> bool:
-    return annotation is timedelta or timedelta in getattr(annotation, "__args__", ())
-
-
-def _bytes(data: bytes) -> Any:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
-
-
-def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> Any:
-    """A stored payload or result as JSON: its value if it is JSON, its text if it is text, else base64."""
-    if data is None or encoding == "redacted":
-        return None
-    if encoding == FACTS:
-        encoding = None  # the engine wrote it, as JSON
-    elif codecs is not None:
-        data, encoding = codecs.open(data, encoding, execution_id), None
-    if encoding in (None, "", "json"):
-        # Not NaN, which JSON does not have, and nothing nested too deeply to be written again.
-        with contextlib.suppress(ValueError, RecursionError):
-            value = json.loads(data)
-            if _is_shallow(value):
-                json.dumps(value, allow_nan=False)
-                return value
-    return _bytes(data)
-
-
-def payload_or_problem(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> Any:
-    """The same; data that the app's codecs cannot read is base64 with the problem."""
-    from flowfabric.contracts.codecs import CannotDecode  # noqa: PLC0415
-
-    try:
-        return payload(data, encoding, codecs, execution_id)
-    except CannotDecode as error:
-        return {"base64": base64.b64encode(data or b"").decode(), "problem": error.problem}
-
-
 def payload_text(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> str:
     """A payload for people: JSON, or in angle brackets how long it is and why it cannot be shown."""
     value = payload_or_problem(data, encoding, codecs, execution_id)
@@ -193,20 +115,6 @@ def payload_text(data: bytes | None, encoding: str | None, codecs: Codecs | None
         kind = ", sealed" if "+" in (encoding or "") else f" of {encoding}" if encoding else ""
         return f"<{counted(len(data), 'byte')}{kind}>"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _is_shallow(value: Any) -> bool:
-    level = [value]
-    for _ in range(_MOST_LEVELS):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-        ]
-        if not level:
-            return True
-    return False
 
 
 def printable(text: object) -> str:

@@ -10,6 +10,7 @@ from uuid import UUID
 from flowfabric.cli import _output
 from flowfabric.cli._output import Column
 from flowfabric.cli._pages import PAGE
+from flowfabric.contracts import json_form
 from flowfabric.values.page import Page
 
 if TYPE_CHECKING:
@@ -93,7 +94,9 @@ class Tree:
         return [{"execution": root, "children": self._nested(root.execution_id)} for root in self._roots]
 
     def _nested(self, of: UUID) -> list[dict[str, Any]]:
-        return [{**_output.to_json(one), "children": self._nested(one.id)} for one in self._below.get(of, {}).values()]
+        return [
+            {**json_form.to_json(one), "children": self._nested(one.id)} for one in self._below.get(of, {}).values()
+        ]
 
     def show(self, *, wide: bool = False) -> None:
         if rows := self.rows():

@@ -16,6 +16,7 @@ from flowfabric.cli._loading import AppName, load_app
 from flowfabric.cli._options import Dsn, Id, Json
 from flowfabric.cli._output import Column
 from flowfabric.cli._program import NO
+from flowfabric.contracts import json_form
 from flowfabric.errors import NotFound
 from flowfabric.values.durations import counted
 from flowfabric.values.state import State
@@ -127,7 +128,7 @@ def _document(fits: list[Fit], chosen: _Chosen, *, every: bool) -> None:
     tally["left"] += chosen.left.total()
     _output.document(
         {
-            "items": [_output.to_json(fit) for fit in fits if every or not fit.is_good],
+            "items": [json_form.to_json(fit) for fit in fits if every or not fit.is_good],
             "checked": len(fits),
             "matching": chosen.count,
             "verdicts": {verdict: tally[verdict] for verdict in _WORDS},

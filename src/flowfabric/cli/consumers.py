@@ -12,6 +12,7 @@ from flowfabric.cli._database import ask
 from flowfabric.cli._options import Dsn, Json, Wide, Yes, parse_moment
 from flowfabric.cli._output import Column
 from flowfabric.cli._program import Group, confirm
+from flowfabric.contracts import json_form
 from flowfabric.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def list_(wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     async def work(engine: Engine) -> None:
         found = await engine.list_consumers()
         if json:
-            _output.document({"consumers": [{**_output.to_json(one), "cursor": str(one.cursor)} for one in found]})
+            _output.document({"consumers": [{**json_form.to_json(one), "cursor": str(one.cursor)} for one in found]})
             return
         if not found:
             _output.note("there is no consumer; `ff.Consumer(name)` makes one")

@@ -11,6 +11,7 @@ import typer
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve, resolve_flow
 from flowfabric.cli._options import Dsn, Json, Namespace, parse_moment, parse_pair
+from flowfabric.contracts import json_form
 from flowfabric.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class _Page:
             return
         self._count += 1
         if self._as_json:
-            _output.line({**_output.to_json(event), "cursor": str(event.cursor), "families": list(event.families)})
+            _output.line({**json_form.to_json(event), "cursor": str(event.cursor), "families": list(event.families)})
         else:
             _output.say("  ".join(part for part in _parts(event) if part))
         sys.stdout.flush()

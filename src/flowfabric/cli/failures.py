@@ -13,6 +13,7 @@ from flowfabric.cli._filters import Filter, filtered
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Json, Wide
 from flowfabric.cli._output import Column
+from flowfabric.contracts import json_form
 from flowfabric.values.state import UNSUCCESSFUL, State
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _list(
     found: list[tuple[ExecutionInfo, str]], *, is_complete: bool, as_json: bool, wide: bool, are_stopped: bool
 ) -> None:
     if as_json:
-        items = [{**_output.to_json(one), "failure": why} for one, why in found]
+        items = [{**json_form.to_json(one), "failure": why} for one, why in found]
         _output.document({"items": items, "is_complete": is_complete})
         return
     if found and are_stopped:

@@ -12,6 +12,7 @@ from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Id, Json
 from flowfabric.cli._program import NO
+from flowfabric.contracts import json_form
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.state import State
 
@@ -249,7 +250,7 @@ class _Lines(Page):
             "type": _type(frame),
             "kind": frame.kind,
             "mode": frame.mode,
-            "payload": _output.to_json(frame.payload) if frame.encoding is None else {"encoding": frame.encoding},
+            "payload": json_form.to_json(frame.payload) if frame.encoding is None else {"encoding": frame.encoding},
         }
         for name in ("correlation_id", "seq", "summary_version", "node"):
             if getattr(frame, name) is not None:

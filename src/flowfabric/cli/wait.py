@@ -11,6 +11,7 @@ from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Id, Json, parse_duration
 from flowfabric.cli._program import NO, TIMEOUT
+from flowfabric.contracts import json_form
 from flowfabric.values.state import State
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _as_json(target: ExecutionId, outcome: Outcome, codecs: Codecs | None) -> di
         "execution_id": target,
         "public_state": outcome.state,
         "is_ended": True,
-        "result": _output.payload_or_problem(outcome.result, outcome.result_encoding, codecs, target),
+        "result": json_form.payload_or_problem(outcome.result, outcome.result_encoding, codecs, target),
         "failure_reason": _output.opened(outcome.failure_reason, codecs, target) or None,
         "failure_category": outcome.failure_category,
         "cancellation_reason": outcome.cancellation_reason,

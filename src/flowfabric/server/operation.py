@@ -14,7 +14,7 @@ from flowfabric.values.api_key import Scope
 if TYPE_CHECKING:
     from flowfabric.server.call import Call
 
-__all__ = ["Empty", "Operation", "Repeats", "Scope", "Within"]
+__all__ = ["CONTROL", "LARGE", "MEDIUM", "Empty", "Operation", "Repeats", "Scope", "Within"]
 
 KIB = 1024
 LARGE = 1024 * KIB  # submissions
@@ -72,9 +72,7 @@ class Operation:
     etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds If-Match
     no_store: bool = False
     streams: bool = False  # the answer has no end of its own: no time limit, no compression
-    links: Mapping[str, str] = field(
-        default_factory=dict
-    )  # operations that take a member of the answer: name -> member
+    links: Mapping[str, str] = field(default_factory=dict)  # name of an operation -> member of the answer that it takes
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from flowfabric.cli._program import NO, TIMEOUT
 from flowfabric.cli.flow._frame import Frame, failures, read_frame
 from flowfabric.cli.flow._options import Id
 from flowfabric.cli.wait import Timeout
+from flowfabric.contracts import json_form
 from flowfabric.errors import TimedOut
 from flowfabric.values.flow import FlowState
 from flowfabric.values.state import State
@@ -79,7 +80,7 @@ def _tell_end(frame: Frame, members: Sequence[Member], codecs: Codecs | None, *,
 
     flow_id = frame.graph.flow.flow_id
     results = {
-        named(one): _output.payload(one.result, one.result_encoding, codecs, one.execution_id)
+        named(one): json_form.payload(one.result, one.result_encoding, codecs, one.execution_id)
         for one in members
         if one.state is State.COMPLETED
     }

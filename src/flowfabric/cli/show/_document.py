@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from flowfabric.cli import _output
+from flowfabric.contracts import json_form
 
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Seen
@@ -21,7 +21,7 @@ _RESULT_OF = "result "  # how the name of a step begins that waited for an execu
 def as_json(seen: Seen) -> dict[str, Any]:
     remembered = []
     for step in seen.steps:
-        fields = _output.to_json(step)
+        fields = json_form.to_json(step)
         del fields["execution_id"], fields["result"]
         if seen.payloads and step.kind == "wait":
             fields["result"] = waited_for(seen, step)
@@ -32,7 +32,7 @@ def as_json(seen: Seen) -> dict[str, Any]:
         remembered.append(fields)
     received = []
     for signal in seen.signals:
-        fields = _output.to_json(signal)
+        fields = json_form.to_json(signal)
         del fields["payload"]
         if seen.payloads:
             fields["payload"] = _payload(seen, signal.payload, signal.payload_encoding)
@@ -82,9 +82,9 @@ def ended_with(seen: Seen, step: Step) -> Any:
     if isinstance(result, str):
         child = UUID(step.name.removeprefix(_RESULT_OF))
         data = base64.b64decode(result)
-        stored["result"] = _output.payload_or_problem(data, stored.get("result_encoding"), seen.codecs, child)
+        stored["result"] = json_form.payload_or_problem(data, stored.get("result_encoding"), seen.codecs, child)
     return stored
 
 
 def _payload(seen: Seen, data: bytes | None, encoding: str | None) -> Any:
-    return _output.payload_or_problem(data, encoding, seen.codecs, seen.execution.execution_id)
+    return json_form.payload_or_problem(data, encoding, seen.codecs, seen.execution.execution_id)

@@ -1,0 +1,117 @@
+"""Answers: what a handler returns, as status, headers and bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from hashlib import blake2b
+from types import UnionType
+from typing import Any, Final, NamedTuple, Union, get_args, get_origin
+from urllib.parse import urlencode
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.contracts.json_form import to_json
+from flowfabric.server import problems
+from flowfabric.server.call import Answer, Call, EventStream, Page
+from flowfabric.server.operation import Operation
+
+JSON: Final = b"application/json"
+_CAPITALS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_encode = msgspec.json.Encoder().encode
+
+
+class Finished(NamedTuple):
+    """A response: its body as bytes, or as pieces that are sent as they come."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    pieces: AsyncIterator[bytes] | None = None
+
+
+class Writer:
+    """Writes the answers of one operation."""
+
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        self._status = next(iter(operation.answers), 200)
+        self._media = operation.media.encode()
+        records = [one for answer in operation.answers.values() for one in union_members(answer)]
+        self._tags = {one: snake_case(one.__name__) for one in records if is_record(one)}
+        if len(self._tags) < 2:
+            self._tags = {}
+
+    def write(self, call: Call, result: Any) -> Finished:
+        """The response for what the handler returned."""
+        answer = result if isinstance(result, Answer) else Answer(body=result, status=self._status)
+        body = answer.body
+        headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+        if self._operation.no_store:
+            headers.append((b"cache-control", b"no-store"))
+        if isinstance(body, EventStream):
+            headers += [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+            return Finished(answer.status, headers, b"", body.pieces)
+        if isinstance(body, bytes):
+            data = body
+            headers.append((b"content-type", (answer.media or self._operation.media).encode()))
+        elif body is None and answer.status in (204, 304):
+            return Finished(answer.status, headers, b"")
+        else:
+            if isinstance(body, Page):
+                if body.next_cursor is not None:
+                    headers.append((b"link", _next_link(call, body.next_cursor)))
+                body = {"items": body.items, "next_cursor": body.next_cursor}
+            data = _encode(self.form(body))
+            headers.append((b"content-type", answer.media.encode() if answer.media else self._media))
+        if self._operation.etag and answer.status == 200:
+            tag = answer.etag or etag(data)
+            headers.append((b"etag", tag.encode()))
+            if call.request.method in ("GET", "HEAD") and matches(call.request.headers.get("if-none-match"), tag):
+                return Finished(304, [one for one in headers if one[0] != b"content-type"], b"")
+        return Finished(answer.status, headers, data)
+
+    def form(self, body: Any) -> Any:
+        """The body in the JSON form; a record that may be one of several says by `status` which one it is."""
+        plain = to_json(body)
+        tag = self._tags.get(type(body))
+        return plain if tag is None or "status" in plain else {"status": tag, **plain}
+
+
+def etag(data: bytes) -> str:
+    """The tag of a body."""
+    return f'"{blake2b(data, digest_size=12).hexdigest()}"'
+
+
+def matches(given: str | None, tag: str) -> bool:
+    """Whether a header `If-None-Match` or `If-Match` names this version."""
+    if given is None:
+        return False
+    return given.strip() == "*" or tag in (one.strip().removeprefix("W/") for one in given.split(","))
+
+
+def check_match(call: Call, current: Any) -> None:
+    """Refuse a change (412) if `If-Match` names another version than `current`, a record as its GET shows it."""
+    if call.if_match is not None and not matches(call.if_match, etag(_encode(to_json(current)))):
+        raise problems.Problem(412, "precondition_failed", "If-Match names another version than the stored one")
+
+
+def _next_link(call: Call, cursor: str) -> bytes:
+    given = [(name, value) for name, value in call.request.query_params.multi_items() if name != "cursor"]
+    path = call.request.scope["root_path"] + call.request.url.path.removeprefix(call.request.scope["root_path"])
+    return f'<{path}?{urlencode([*given, ("cursor", cursor)])}>; rel="next"'.encode()
+
+
+def union_members(tp: Any) -> tuple[Any, ...]:
+    """The types of a union; a type that is none is its only member."""
+    return get_args(tp) if get_origin(tp) in (Union, UnionType) else (tp,)
+
+
+def is_record(tp: Any) -> bool:
+    return isinstance(tp, type) and issubclass(tp, Struct)
+
+
+def snake_case(name: str) -> str:
+    """The name of a record as its `status` has it."""
+    return _CAPITALS.sub("_", name).lower()

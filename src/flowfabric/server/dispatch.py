@@ -1,0 +1,196 @@
+"""The way of one request.
+
+Route, API key, scope, rate, body limit, path and query and body as records, namespace, repeated requests, and for
+operations in the audit log one transaction with its row: only then the handler. Whatever refuses on this way is an
+answer as a problem.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from flowfabric.errors import FlowFabricError
+from flowfabric.server import problems
+from flowfabric.server.answers import Finished, Writer
+from flowfabric.server.call import Call, Caller
+from flowfabric.server.operation import Operation, Repeats, Scope, Within
+from flowfabric.server.problems import FieldError, Problem
+from flowfabric.server.requests import Disconnected, Reader, read_body
+from flowfabric.server.service import Service
+
+log = logging.getLogger("flowfabric.server")
+ASGIScope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+REQUEST_ID: Final = "flowfabric.request_id"  # in the scope: set by the first part that needs it
+OPERATION: Final = "flowfabric.operation"
+CALLER: Final = "flowfabric.caller"
+_NOBODY: Final = Caller(name="")
+_KEY_LIMIT: Final = 255
+
+
+class Endpoint:
+    """One operation as an ASGI application."""
+
+    def __init__(self, operation: Operation, service: Service) -> None:
+        self.operation = operation
+        self._service = service
+        self._reader = Reader(operation)
+        self._writer = Writer(operation)
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send, values: Sequence[str]) -> None:
+        """Answer one request; `values` are the parameters of its path."""
+        scope[OPERATION] = self.operation
+        try:
+            finished = await self._answer(scope, receive, values)
+        except Disconnected:
+            return
+        except Exception as error:
+            finished = refused(error, scope)
+        await respond(scope, send, finished)
+
+    async def _answer(self, scope: ASGIScope, receive: Receive, values: Sequence[str]) -> Finished:
+        operation, service = self.operation, self._service
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        client = scope.get("client")
+        caller = await self._caller(headers, client[0] if client else "")
+        scope[CALLER] = caller
+        service.admit(operation, caller)
+        reader = self._reader
+        path = reader.path(values) if values else {}
+        query = reader.query(scope["query_string"])
+        body = None
+        if operation.method != "GET":
+            data = await read_body(receive, headers, operation, service.limit_of(operation))
+            body = reader.body(data, headers.get(b"content-type"))
+        call = Call(
+            operation=operation,
+            service=service,
+            engine=service.engine,
+            caller=caller,
+            request=Request(scope, receive),
+            path=path,
+            query=query,
+            body=body,
+            idempotency_key=_idempotency_key(headers, operation),
+        )
+        if (tag := headers.get(b"if-match")) is not None:
+            call.if_match = tag.decode("latin-1")
+        if operation.within is Within.GIVEN:
+            call.namespace = _given_namespace(caller, query, body)
+        elif caller.namespaces is not None:
+            await self._check_namespace(call, caller.namespaces)
+        return self._writer.write(call, await operation.handler(call))
+
+    async def _caller(self, headers: dict[bytes, bytes], address: str) -> Caller:
+        scope, keys = self.operation.scope, self._service.keys
+        if scope is None:
+            return Caller(name="", address=address)
+        shown = headers.get(b"authorization", b"").decode("latin-1")
+        kind, _, key = shown.partition(" ")
+        caller = None
+        if keys is not None:
+            caller = await keys.caller(key.strip() if kind.lower() == "bearer" else "", address)
+        if caller is None:
+            raise Problem(
+                401,
+                "unauthenticated",
+                "no valid API key is shown",
+                headers={"WWW-Authenticate": 'Bearer realm="flowfabric"'},
+            )
+        if scope not in caller.scopes and Scope.ADMIN not in caller.scopes:
+            raise Problem(403, "forbidden", f"the API key lacks the scope {scope}")
+        return caller
+
+    async def _check_namespace(self, call: Call, namespaces: tuple[str, ...]) -> None:
+        match self.operation.within:
+            case Within.EXECUTION:
+                found = await self._service.engine.read_execution_info(call.path["execution_id"])
+                if found is None or found.namespace not in namespaces:
+                    raise problems.not_found("execution", call.path["execution_id"])
+            case Within.FLOW:
+                flow = await self._service.engine.describe_flow(call.path["flow_id"])
+                if flow is None or flow.namespace not in namespaces:
+                    raise problems.not_found("flow", call.path["flow_id"])
+            case Within.EVERY:
+                raise Problem(403, "forbidden", "the operation concerns all namespaces, and the API key has only some")
+
+
+def _given_namespace(caller: Caller, query: Any, body: Any) -> str | None:
+    """The namespace that a request names; of a key with one namespace, that one."""
+    given: str | None = getattr(query, "namespace", None)
+    if given is None:
+        given = getattr(body, "namespace", None)
+    allowed = caller.namespaces
+    if allowed is None:
+        return given
+    if given is None:
+        if len(allowed) != 1:
+            raise Problem(
+                422,
+                "invalid_request",
+                "namespace: must be named, as the API key has several",
+                errors=[FieldError("missing", parameter="namespace", allowed=", ".join(allowed))],
+            )
+        return allowed[0]
+    if given not in allowed:
+        raise problems.not_found("namespace", given)
+    return given
+
+
+def _idempotency_key(headers: dict[bytes, bytes], operation: Operation) -> str | None:
+    shown = headers.get(b"idempotency-key")
+    if shown is None or operation.repeats in (Repeats.SAFE, Repeats.FENCED):
+        return None
+    key = shown.decode("latin-1").strip()
+    if not 0 < len(key) <= _KEY_LIMIT or not key.isprintable():
+        raise Problem(
+            422,
+            "invalid_request",
+            "Idempotency-Key: not a key",
+            errors=[FieldError("not a key", parameter="Idempotency-Key", allowed=f"1 to {_KEY_LIMIT} characters")],
+        )
+    return key
+
+
+def refused(error: Exception, scope: ASGIScope) -> Finished:
+    """The answer for an error."""
+    if isinstance(error, FlowFabricError):
+        error = problems.problem_of(error)
+    elif not isinstance(error, Problem):
+        log.error("request %s failed", request_id(scope), exc_info=error)
+        error = problems.internal()
+    headers = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
+    headers.append((b"content-type", problems.MEDIA.encode()))
+    headers.append((b"cache-control", b"no-store"))
+    body = problems.encode(error.document(request_id(scope), scope.get("root_path", "")))
+    return Finished(error.status, headers, body)
+
+
+def request_id(scope: ASGIScope) -> str:
+    """The id of a request, made when it is first asked for."""
+    found: str | None = scope.get(REQUEST_ID)
+    if found is None:
+        found = scope[REQUEST_ID] = uuid.uuid4().hex
+    return found
+
+
+async def respond(scope: ASGIScope, send: Send, finished: Finished) -> None:
+    """Send a response."""
+    headers = finished.headers
+    headers.append((b"x-request-id", request_id(scope).encode()))
+    if finished.pieces is None and finished.status not in (204, 304):
+        headers.append((b"content-length", str(len(finished.body)).encode()))
+    await send({"type": "http.response.start", "status": finished.status, "headers": headers})
+    if scope["method"] == "HEAD":
+        await send({"type": "http.response.body", "body": b""})
+        return
+    if finished.pieces is not None:
+        async for piece in finished.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": finished.body})

@@ -1,0 +1,223 @@
+"""Refusals: `application/problem+json` (RFC 9457) for every error, the engine's and the server's own.
+
+Status, code and flag of the engine's errors come from `errors.TAXONOMY`; `OWN` has the codes that only the server has.
+A problem never contains a key, a token or a payload.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from flowfabric._taxonomy import TAXONOMY
+from flowfabric.errors import (
+    FlowFabricError,
+    InvalidInput,
+    NotAllowed,
+    NotFound,
+    PayloadRefused,
+    ResourceExhausted,
+    TransportError,
+)
+
+log = logging.getLogger("flowfabric.server")
+MEDIA: Final = "application/problem+json"
+_RETRY_AFTER: Final = 1  # seconds, where nothing better is known
+
+
+class FieldError(Struct, frozen=True, omit_defaults=True):
+    """One wrong member: of the body by its JSON pointer, of the path or the query by its name."""
+
+    detail: str
+    pointer: str | None = None
+    parameter: str | None = None
+    allowed: str | None = None
+
+
+class ProblemDocument(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A refusal as its body shows it (RFC 9457). `instance` is the id of the request."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str = ""
+    code: str
+    kind: str
+    family: str
+    retryable: bool
+    errors: tuple[FieldError, ...] | UnsetType = UNSET
+    execution_id: str | UnsetType = UNSET
+    limit_bytes: int | UnsetType = UNSET
+    route: str | UnsetType = UNSET
+
+
+class OwnCode(NamedTuple):
+    """A code that only the server has."""
+
+    status: int
+    retryable: bool
+    text: str
+
+
+OWN: Final[Mapping[str, OwnCode]] = {
+    "invalid_json": OwnCode(400, False, "The body is not JSON. Nothing was changed."),
+    "bad_request": OwnCode(400, False, "The request cannot be read as HTTP for this route."),
+    "unauthenticated": OwnCode(
+        401, False, "The request shows no API key, or one that is unknown, expired or revoked. Send"
+        " `Authorization: Bearer ffk_...`."
+    ),
+    "forbidden": OwnCode(403, False, "The API key lacks the scope that the operation needs."),
+    "method_not_allowed": OwnCode(405, False, "The path exists, but not with this method; `Allow` lists those it has."),
+    "not_acceptable": OwnCode(406, False, "The answer has none of the media types of `Accept`."),
+    "precondition_failed": OwnCode(
+        412, False, "`If-Match` names another version than the stored one: read it again, and decide again."
+    ),
+    "body_too_large": OwnCode(
+        413, False, "The body is longer than the operation takes; `limit_bytes` says how long it may be."
+    ),
+    "unsupported_media_type": OwnCode(415, False, "The body is not sent as `Content-Type: application/json`."),
+    "invalid_request": OwnCode(
+        422, False, "Members of the body, the query or the path are wrong, missing or unknown; `errors` names each."
+    ),
+    "idempotency_key_reused": OwnCode(
+        422, False, "The `Idempotency-Key` was used for another request. Use a new key for a new request."
+    ),
+    "request_in_progress": OwnCode(409, True, "A request with this `Idempotency-Key` is still under way."),
+    "repeated_secret": OwnCode(
+        409, False, "A request with this `Idempotency-Key` was answered with a secret, which is shown only once. Make a"
+        " new one."
+    ),
+    "too_many_requests": OwnCode(429, True, "Too many requests of this key or address; `Retry-After` says when to come"
+        " back."),
+    "request_timeout": OwnCode(503, True, "The request took longer than the server allows."),
+    "draining": OwnCode(503, True, "The server is shutting down; another one, or the next one, answers."),
+    "internal_error": OwnCode(500, False, "The server failed. Its log has the request id with the reason."),
+}  # fmt: skip
+
+# What callers are shown of errors whose own text is about the server's connection to its database.
+_TRANSPORT: Final = "the database did not answer; the server's log has the reason"
+
+
+class Problem(Exception):
+    """A refusal of the server's own. `code` is a key of `OWN` or of the taxonomy."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+        kind: str | None = None,
+        family: str = "http",
+        retryable: bool | None = None,
+        **members: Any,
+    ) -> None:
+        own = OWN.get(code)
+        self.code = code
+        self.detail = detail
+        self.status = status
+        self.retryable = retryable if retryable is not None else bool(own and own.retryable)
+        self.kind = kind or code
+        self.family = family
+        self.errors = tuple(errors)
+        self.headers = dict(headers or {})
+        self.members = members
+        if self.status in (429, 503):
+            self.headers.setdefault("Retry-After", str(_RETRY_AFTER))
+        super().__init__(detail)
+
+    def document(self, instance: str, base: str = "") -> ProblemDocument:
+        """The body. `base` is the path under which the server is mounted."""
+        return ProblemDocument(
+            type=f"{base}/problems/{self.code}",
+            title=title(self.code),
+            status=self.status,
+            detail=self.detail,
+            instance=instance,
+            code=self.code,
+            kind=self.kind,
+            family=self.family,
+            retryable=self.retryable,
+            errors=self.errors or UNSET,
+            **self.members,
+        )
+
+
+def title(code: str) -> str:
+    """A code in words."""
+    return code.replace("_", " ").capitalize()
+
+
+def not_found(what: str, of: object) -> Problem:
+    """The one answer for what is unknown and for what belongs to another namespace."""
+    return problem_of(NotFound(what, of))
+
+
+def problem_of(error: FlowFabricError) -> Problem:
+    """The refusal that one of the engine's errors is."""
+    members: dict[str, Any] = {}
+    headers: dict[str, str] = {}
+    errors: tuple[FieldError, ...] = ()
+    status, code, detail = error.http_status, error.code, error.detail or str(error)
+    match error:
+        case InvalidInput(field=str() as name):
+            errors = (FieldError(error.problem, pointer=pointer_of(name), allowed=error.allowed),)
+        case PayloadRefused():
+            errors = (FieldError(error.problem, pointer=pointer_of(error.field), allowed=error.allowed),)
+        case NotFound():
+            detail = str(error)
+        case TransportError():
+            log.error("a request failed: %s", error)
+            detail = _TRANSPORT
+        case NotAllowed():
+            # Not the caller's rights, but those of the user with which the server is connected.
+            status, code, detail = 503, "unavailable", str(error)
+        case ResourceExhausted():
+            headers["Retry-After"] = str(max(-(-error.retry_after_ms // 1000), 1))
+    if error.execution_id is not None:
+        members["execution_id"] = str(error.execution_id)
+    return Problem(
+        status,
+        code,
+        detail,
+        errors=errors,
+        headers=headers,
+        kind=error.kind,
+        family=error.family,
+        retryable=error.wire_retryable,
+        **members,
+    )
+
+
+def pointer_of(name: str) -> str:
+    """A field as an error names it (`payload.comment`, `tags['a']`) as a JSON pointer of the body."""
+    head = name.split("[", 1)[0].split(" ", 1)[0]
+    return "/" + "/".join(part.replace("~", "~0").replace("/", "~1") for part in head.split("."))
+
+
+def internal() -> Problem:
+    """The refusal for an error of the server itself, which its log has."""
+    return Problem(500, "internal_error", "the server failed; its log has the reason under this request id")
+
+
+def codes() -> dict[str, str]:
+    """Every code, with what a page says about it."""
+    found = {code: own.text for code, own in OWN.items()}
+    for row in TAXONOMY:
+        found.setdefault(row.code, TEXTS.get(row.code, ""))
+    return found
+
+
+TEXTS: Final[Mapping[str, str]] = {
+    "not_found": "Nothing of this name exists, or it belongs to a namespace that the API key does not have.",
+    "invalid_input": "A value is malformed or out of range; `errors` names the member and what is allowed.",
+}
+
+encode = msgspec.json.Encoder().encode
