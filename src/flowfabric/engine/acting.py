@@ -86,6 +86,11 @@ class Acting(Operations):
         if refused is not None:
             raise refused
 
+    @property
+    def will_roll_back(self) -> bool:
+        """Whether the transaction of `acting` cannot commit any more."""
+        return isinstance(self._database, BoundDatabase) and self._database.is_broken
+
     def roll_back(self) -> None:
         """Make the transaction of `acting` roll back when it ends, whatever the outcome."""
         if isinstance(self._database, BoundDatabase):

@@ -51,7 +51,7 @@ class Writer:
         if self._operation.no_store:
             headers.append((b"cache-control", b"no-store"))
         if isinstance(body, EventStream):
-            headers += [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+            headers += [(b"content-type", body.media.encode()), (b"cache-control", b"no-store")]
             return Finished(answer.status, headers, b"", body.pieces)
         if isinstance(body, bytes):
             data = body

@@ -14,10 +14,12 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from flowfabric.engine.acting import Actor
 from flowfabric.errors import FlowFabricError
-from flowfabric.server import problems
+from flowfabric.server import audit, idempotency, problems
 from flowfabric.server.answers import Finished, Writer
-from flowfabric.server.call import Call, Caller
+from flowfabric.server.call import Answer, Call, Caller
+from flowfabric.server.namespaces import check_namespace
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.requests import Disconnected, Reader, read_body
@@ -64,7 +66,7 @@ class Endpoint:
         reader = self._reader
         path = reader.path(values) if values else {}
         query = reader.query(scope["query_string"])
-        body = None
+        body, data = None, b""
         if operation.method != "GET":
             data = await read_body(receive, headers, operation, service.limit_of(operation))
             body = reader.body(data, headers.get(b"content-type"))
@@ -83,9 +85,25 @@ class Endpoint:
             call.if_match = tag.decode("latin-1")
         if operation.within is Within.GIVEN:
             call.namespace = _given_namespace(caller, query, body)
-        elif caller.namespaces is not None:
-            await self._check_namespace(call, caller.namespaces)
-        return self._writer.write(call, await operation.handler(call))
+        if operation.is_audited or _is_kept(call):
+            return await self._in_transaction(call, data, scope)
+        return self._writer.write(call, await self._handle(call))
+
+    async def _handle(self, call: Call) -> Any:
+        if call.caller.namespaces is not None:
+            await check_namespace(call, call.caller.namespaces)
+        return await self.operation.handler(call)
+
+    async def _in_transaction(self, call: Call, data: bytes, scope: ASGIScope) -> Finished:
+        async def work(actor: Actor) -> Finished:
+            result = await self._handle(call)
+            if isinstance(result, Answer) and result.target is not None:
+                actor.target = result.target
+            return self._writer.write(call, result)
+
+        if _is_kept(call):
+            return await idempotency.once(call, data, request_id(scope), work, lambda error: refused(error, scope))
+        return await audit.acting(call, request_id(scope), work)
 
     async def _caller(self, headers: dict[bytes, bytes], address: str) -> Caller:
         scope, keys = self.operation.scope, self._service.keys
@@ -106,19 +124,6 @@ class Endpoint:
         if scope not in caller.scopes and Scope.ADMIN not in caller.scopes:
             raise Problem(403, "forbidden", f"the API key lacks the scope {scope}")
         return caller
-
-    async def _check_namespace(self, call: Call, namespaces: tuple[str, ...]) -> None:
-        match self.operation.within:
-            case Within.EXECUTION:
-                found = await self._service.engine.read_execution_info(call.path["execution_id"])
-                if found is None or found.namespace not in namespaces:
-                    raise problems.not_found("execution", call.path["execution_id"])
-            case Within.FLOW:
-                flow = await self._service.engine.describe_flow(call.path["flow_id"])
-                if flow is None or flow.namespace not in namespaces:
-                    raise problems.not_found("flow", call.path["flow_id"])
-            case Within.EVERY:
-                raise Problem(403, "forbidden", "the operation concerns all namespaces, and the API key has only some")
 
 
 def _given_namespace(caller: Caller, query: Any, body: Any) -> str | None:
@@ -141,6 +146,11 @@ def _given_namespace(caller: Caller, query: Any, body: Any) -> str | None:
     if given not in allowed:
         raise problems.not_found("namespace", given)
     return given
+
+
+def _is_kept(call: Call) -> bool:
+    """Whether the answer is kept for repeats."""
+    return call.idempotency_key is not None and call.operation.repeats in (Repeats.KEPT, Repeats.SECRET)
 
 
 def _idempotency_key(headers: dict[bytes, bytes], operation: Operation) -> str | None:

@@ -71,6 +71,7 @@ class Operation:
     repeats: Repeats = Repeats.SAFE
     etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds If-Match
     no_store: bool = False
+    by_owner: bool = False  # only the owner of the schema may do it: it runs on the owner's connection, if there is one
     streams: bool = False  # the answer has no end of its own: no time limit, no compression
     links: Mapping[str, str] = field(default_factory=dict)  # name of an operation -> member of the answer that it takes
 
@@ -86,5 +87,5 @@ class Operation:
 
     @property
     def is_audited(self) -> bool:
-        """Whether the audit log has a row for each call: a mutation that needs `operate` or `admin`."""
-        return self.method != "GET" and self.scope in (Scope.OPERATE, Scope.ADMIN)
+        """Whether the audit log has a row for each call: a mutation that needs `operate`, `admin` or a link."""
+        return self.method != "GET" and self.scope in (None, Scope.OPERATE, Scope.ADMIN)
