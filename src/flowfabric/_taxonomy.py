@@ -56,7 +56,7 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows(
         "contention",
         "use_claim_resumed_execution not_a_resumed_execution execution_not_leaseable invalid_claim_grant"
-        " claim_grant_expired waitpoint_not_found stale_graph_revision execution_locked",
+        " claim_grant_expired waitpoint_not_found stale_graph_revision stale_definition execution_locked",
         "retryable",
         409,
         code="contention",

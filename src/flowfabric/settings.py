@@ -50,3 +50,38 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         lanes=lanes,
         test_dsn=values.get("test_dsn"),
     )
+
+
+# Of `flowfabric server`, which has an option of the same name for each, and what holds without either; None: unset.
+SERVER: Mapping[str, str | None] = {
+    "listen": "127.0.0.1:8484",
+    "processes": "1",
+    "auth": "keys",
+    "duties": "on",
+    "grace": "30s",
+    "app": None,
+    "owner_dsn": None,
+    "connections": "10",
+    "tls_certificate": None,
+    "tls_key": None,
+    "cors_origins": None,
+    "trusted_proxies": None,
+    "large_body": "1MiB",
+    "medium_body": "256KiB",
+    "control_body": "64KiB",
+    "key_rate": None,
+    "address_rate": None,
+    "link_rate": "5/s burst 30",
+    "request_timeout": "30s",
+    "max_connections": "2000",
+    "log_level": "info",
+    "log_json": "off",
+    "access_log": "on",
+}
+SERVER_ENVIRONMENT: Mapping[str, str] = {name: f"FLOWFABRIC_{name.upper()}" for name in SERVER}
+
+
+def load_server(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the settings of the server that the environment has; an empty variable counts as unset."""
+    env = os.environ if environ is None else environ
+    return {name: text for name, variable in SERVER_ENVIRONMENT.items() if (text := env.get(variable, "").strip())}

@@ -151,7 +151,7 @@ async def test_a_bad_filter_is_refused_by_name(database: str, arguments: list[st
 async def test_json_has_iso_times_and_seconds(engine: ff.Engine, database: str) -> None:
     await submit(engine)
     (item,) = (await call("ls", "--json", dsn=database)).json["items"]
-    assert item["created_at"].endswith("+00:00")
+    assert item["created_at"].endswith("Z")
     assert item["public_state"] == "waiting"
     (lane,) = (await call("lanes", "--json", dsn=database)).json["lanes"]
     assert lane["oldest_age_seconds"] >= 0

@@ -18,6 +18,7 @@ import pytest_asyncio
 from click.testing import CliRunner
 
 import flowfabric as ff
+from flowfabric.contracts import json_form
 from flowfabric.engine.service import migrate_database
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.callback import parse_callback
@@ -131,7 +132,7 @@ async def test_waits_show_condition_deadline_and_timeout_behaviour(engine: ff.En
         "state": "active",
         "reason": "waiting_for_approval",
         "since": document["items"][0]["since"],
-        "timeout_at": deadline.isoformat(),
+        "timeout_at": json_form.instant(deadline),
         "timeout_behavior": "cancel",
         "required_signal_names": ["yes"],
         "signal_count": 1,
@@ -555,7 +556,7 @@ async def test_keys_are_listed_and_rotated_without_a_secret_in_sight(engine: ff.
     document = (await ask("keys", "list", "--json")).json
     assert document == {
         "current_kid": kids.current_kid,
-        "verifying": [{"kid": "k1", "expires_at": kids.verifying[0].expires_at.isoformat()}],
+        "verifying": [{"kid": "k1", "expires_at": json_form.instant(kids.verifying[0].expires_at)}],
     }
     lines = (await ask("keys")).out.splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [[kids.current_kid, "current"], ["k1", "verifying"]]

@@ -294,6 +294,7 @@ async def test_the_trace_of_a_submission_continues_in_the_worker(engine: Checked
     assert measured.counts == {
         'flowfabric_submitted_total{kind="send"}': 1,
         'flowfabric_executions_total{kind="send",outcome="ok"}': 1,
+        'flowfabric_attempts_total{lane="default",outcome="ok"}': 1,
     }
     queued = measured.timings['flowfabric_queue_seconds{kind="send"}']
     assert queued.count == 1

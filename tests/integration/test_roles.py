@@ -45,6 +45,7 @@ READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
     list_failures
     read_events count_events seek_events list_held read_held count_held find_unreported
+    read_gauges
 """
 READ_AND_WORK = """
     read_started queued_siblings list_schedules list_workers list_worker_events list_versions list_uncovered list_leads

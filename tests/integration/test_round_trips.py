@@ -526,6 +526,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "list_lanes": (waiting, lambda e, _: e.list_lanes()),
     "set_lane_state": (nothing, lambda e, _: e.set_lane_state("other", "paused")),
     "lane_stats": (waiting, lambda e, _: e.lane_stats()),
+    "read_gauges": (waiting, lambda e, _: e.read_gauges()),
     "read_events": (state("A"), lambda e, _: e.read_events()),
     "seek_events": (state("A"), lambda e, _: e.seek_events(datetime.now(UTC))),
     "sleep_for_events": (nothing, lambda e, _: e.sleep_for_events(1.0, None)),

@@ -20,6 +20,7 @@ _ANY_SNAPSHOT: str = """
 _READS: str = """
     server_now server_time_ms lane_stats due_schedules next_schedule due_cancellations standing_executions
     list_pending_waitpoints verify_grant list_workers find_unserved list_versions list_leads list_consumers read_summary
+    read_gauges
 """
 
 

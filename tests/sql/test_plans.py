@@ -837,6 +837,8 @@ CALLS = [
     Call("register_lanes", 1, lambda g: g.engine.prepare()),
     Call("list_lanes", 100, lambda g: g.engine.list_lanes()),
     Call("set_lane_state", 1, lambda g: g.engine.set_lane_state("other", "paused")),
+    # at most so many of each kind of work, state and reason
+    Call("read_gauges", 60 * 20, lambda g: g.engine.read_gauges(most=20)),
     Call("lane_stats", 12 * N, lambda g: g.engine.lane_stats()),
     # workers
     Call("register_worker", 1, lambda g: g.engine.register_worker("pool", "new", lanes=["other"], liveness_ttl=HOUR)),

@@ -176,6 +176,8 @@ def expected() -> Iterator[tuple[str, str, str, int, str]]:
     yield "state", "execution_redacted", "terminal", 409, "execution_redacted"
     # Nor this: the verdict of a call that does not wait for locks.
     yield "contention", "execution_locked", "retryable", 409, "contention"
+    # Nor this: a budget or quota that was changed after it was read.
+    yield "contention", "stale_definition", "retryable", 409, "contention"
 
 
 def build(row: TaxonomyRow) -> FlowFabricError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import io
 import json
@@ -51,12 +52,14 @@ from flowfabric.values.budget import HardBreach
 from flowfabric.values.checks import check_tag_key
 from flowfabric.values.graph import FlowSubmitted
 from flowfabric.values.ids import BudgetId, FlowId, mint_execution_id
+from flowfabric.values.lease import Renewed
 from flowfabric.values.quota import RateExceeded
 from flowfabric.values.words import GroupRepair
 from tests.each import each
 
 SECRET = "4111-1111"
 CREATED = datetime(2030, 1, 1, tzinfo=UTC)
+RENEWED = Renewed(expires_at=CREATED, lease_epoch=1)
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -363,7 +366,8 @@ async def test_every_operation_passes_the_hooks_with_its_arguments(name: str) ->
 
     assert await getattr(layered, name)(1, two=2) == f"answer of {name}"
 
-    assert reached == [(engine, name, (1,), {"two": 2})]
+    assert reached == [(layered, name, (1,), {"two": 2})]
+    assert vars(layered) is vars(engine)
     assert noted == [f"a {name}", f"b {name}", "b called", "a called"]
 
 
@@ -404,6 +408,17 @@ def test_an_engine_without_call_hooks_is_not_layered() -> None:
     engine, _ = spied()
     assert mw.layer(engine, []) is engine
     assert mw.layer(engine, [mw.Logging(), mw.RateLimit(5, on="submit"), mw.Tracing(calls=False)]) is engine
+
+
+async def test_a_copy_of_a_layered_engine_passes_the_hooks_and_uses_its_own_connections() -> None:
+    engine, reached = spied()
+    noted: list[str] = []
+    bound = copy.copy(mw.layer(engine, [Everything("a", noted)]))
+    bound._database = "of one transaction"  # type: ignore[assignment]
+    await bound.ping()
+    assert noted == ["a ping", "a called"]
+    assert [one._database for one, *_ in reached] == ["of one transaction"]
+    assert engine._database is None
 
 
 async def test_layers_can_be_laid_on_layers() -> None:
@@ -614,7 +629,6 @@ async def test_tracing_leaves_engine_calls_out_when_told(provider: TracerProvide
     ("make", "module", "library", "extra"),
     [
         (mw.Tracing, "opentelemetry", "opentelemetry-api", "otel"),
-        (mw.PrometheusSink, "prometheus_client", "prometheus-client", "prometheus"),
     ],
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(
@@ -722,10 +736,26 @@ async def test_a_run_is_counted_by_kind_and_outcome(error: BaseException | None,
     except BaseException as caught:
         assert caught is error
     seen = sink.snapshot()
-    assert seen.counts == {f'flowfabric_executions_total{{kind="send",outcome="{outcome}"}}': 1}
+    lane = Task(new_id()).lane_id
+    by_lane = {} if outcome == "parked" else {f'flowfabric_attempts_total{{lane="{lane}",outcome="{outcome}"}}': 1}
+    assert seen.counts == {f'flowfabric_executions_total{{kind="send",outcome="{outcome}"}}': 1, **by_lane}
+    whole = {f'flowfabric_end_to_end_seconds{{lane="{lane}"}}': 3.0} if outcome == "ok" else {}
     assert {series: timing.seconds for series, timing in seen.timings.items()} == {
         'flowfabric_execution_seconds{kind="send"}': 2.0,
         'flowfabric_queue_seconds{kind="send"}': 3.0,
+        **whole,
+    }
+
+
+@each("answer", [[RENEWED, ff.LeaseLost(), ExecutionNotActive(), Unavailable("x")], ([RENEWED], None), RENEWED])
+async def test_renewals_are_counted_by_what_became_of_the_lease(answer: Any) -> None:
+    sink = mw.MemorySink()
+    method = {list: "renew_many", tuple: "renew_and_heartbeat"}.get(type(answer), "renew")
+    assert await chain_call([mw.Metrics(sink)], method, answering(answer))() is answer
+    many = isinstance(answer, list)
+    expected = {"ok": 1, "lost": 2, "error": 1} if many else {"ok": 1}
+    assert sink.snapshot().counts == {
+        f'flowfabric_renewals_total{{outcome="{outcome}"}}': n for outcome, n in expected.items()
     }
 
 
@@ -805,6 +835,7 @@ async def used(meter: mw.Metrics) -> None:
     await mw.chain_submit([meter], store)(Submission())
     await mw.chain_execute([meter], Task(new_id()), answering(1))()
     await chain_call([meter], "ping", answering(1))()
+    await chain_call([meter], "renew_many", answering([RENEWED]))()
     await chain_call([meter], "probe_waitpoint", answering("mismatch"))()
     for answer in (
         FlowSubmitted(flow_id=FlowId(new_id()), nodes={}, joins={"quorum": 2}),

@@ -203,14 +203,14 @@ _USED = (
 _BUDGET = (
     "id, name, scope_type, scope_id, mode, on_hard_limit, on_soft_limit, reset_interval_ms, dimensions, hard, soft,"
     " used_dimensions, used, held, overrun, exhausted, breaches, soft_breaches, last_breach_at, last_breach_dim,"
-    " generation, reset_count, last_reset_at, next_reset_at, created_at, updated_at, owner_id"
+    " generation, reset_count, last_reset_at, next_reset_at, created_at, updated_at, owner_id, defined_at"
 )
 USE_BUDGETS = _rows("use_budgets", 17, _USED)
 REPORT_USAGE_ADMIN = _rows("report_usage_admin", 4, _USED)
 RECORD_SPEND = _rows("record_spend", 6, _USED)
 CREATE_BUDGET = _rows("create_budget", 13, "code, id")
 UPDATE_BUDGET = _rows(
-    "update_budget", 11, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
+    "update_budget", 12, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
 )
 READ_BUDGETS = _rows("read_budgets", 1, _BUDGET)
 LIST_BUDGETS = _rows("list_budgets", 7, _BUDGET)
@@ -375,7 +375,7 @@ DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
 
 UNBLOCK_LIMITED = _rows("unblock_limited", 3, "promoted, looked, last_limit, last_key")
 CREATE_QUOTA_POLICY = _value("create_quota_policy", 7, "code")
-UPDATE_QUOTA_POLICY = _value("update_quota_policy", 5, "found")
+UPDATE_QUOTA_POLICY = _value("update_quota_policy", 6, "code")
 LIST_QUOTA_POLICIES = _rows(
     "list_quota_policies",
     5,
@@ -437,6 +437,7 @@ LIST_BINDINGS = _rows(
 REGISTER_LANES = _value("register_lanes", 1, "made")
 LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")
 SET_LANE_STATE = _value("set_lane_state", 2, "before")
+READ_GAUGES = _rows("read_gauges", 1, "what, name, value, oldest_at, at")
 LANE_STATS = _rows("lane_stats", 1, "name, state, depth, oldest_at, delayed, waiting_children, running, at")
 
 # Workers
@@ -565,6 +566,10 @@ LIST_FAILURES = _rows(
 # The deployment
 
 PING = "select 1 as one"
+IS_OWNER = (
+    "select coalesce((select pg_has_role(n.nspowner, 'usage') from pg_namespace n where n.nspname = 'flowfabric'),"
+    " false) as is_owner"
+)
 DEPLOYMENT_INFO = _rows(
     "deployment_info",
     0,

@@ -30,6 +30,7 @@ from flowfabric.cli import (
     migrate,
     quotas,
     schedules,
+    server,
     show,
     signals,
     submit,
@@ -98,6 +99,7 @@ app.add_typer(lanes.app, name="lanes", rich_help_panel=_CHANGE)
 app.add_typer(budgets.app, name="budgets", rich_help_panel=_CHANGE)
 app.add_typer(quotas.app, name="quotas", rich_help_panel=_CHANGE)
 app.add_typer(schedules.app, name="schedules", rich_help_panel=_CHANGE)
+app.command("server", rich_help_panel=_SERVE)(server.server)
 app.command("migrate", rich_help_panel=_SERVE)(migrate.migrate)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVE)
 app.add_typer(db.app, name="db", rich_help_panel=_SERVE)

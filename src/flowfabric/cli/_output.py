@@ -111,7 +111,7 @@ def payload_text(data: bytes | None, encoding: str | None, codecs: Codecs | None
         return "" if data is None or encoding == "redacted" else "null"
     if isinstance(value, dict) and list(value) == ["base64", "problem"]:
         return f"<{counted(len(data), 'byte')}, sealed: {value['problem']}>"
-    if isinstance(value, dict) and list(value) == ["base64"]:
+    if isinstance(value, dict) and list(value) in (["base64"], ["base64", "encoding"]):
         kind = ", sealed" if "+" in (encoding or "") else f" of {encoding}" if encoding else ""
         return f"<{counted(len(data), 'byte')}{kind}>"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -70,12 +70,13 @@ def dev(
     with address(dsn) as chosen:
         where = "the embedded server" if is_embedded(dsn) else "the database of --dsn or FLOWFABRIC_DSN"
         if is_embedded(dsn):
-            _migrate(chosen)
+            migrate_embedded(chosen)
         _note(f"using {where}; watching {', '.join(map(str, places))}; press Ctrl-C to end")
         _Supervisor(command, environment, places, patience).run()
 
 
-def _migrate(dsn: str) -> None:
+def migrate_embedded(dsn: str) -> None:
+    """Bring the embedded database up to date."""
     import asyncio  # noqa: PLC0415
 
     from flowfabric.engine.service import migrate_database  # noqa: PLC0415

@@ -9,22 +9,30 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 from uuid import UUID
 
 import msgspec
 
+from flowfabric.values.event import EventCursor
 from flowfabric.values.hooks import FACTS
 from flowfabric.values.joins import AllOf, AllSettled, AnyOf, Quorum, policy_to_json
 
 if TYPE_CHECKING:
     from flowfabric.contracts.codecs import Codecs
+    from flowfabric.values.step import Step
 
 # A payload nested more deeply than this is shown as text.
 _MOST_LEVELS = 100
+_RESULT_OF: Final = "result "  # how the name of a step begins that waited for an execution
+_ENCODER: Final = msgspec.json.Encoder()
+_DIRECT: Final = frozenset((str, int, float, bool, NoneType, msgspec.UnsetType, datetime, UUID, Any))
+_OWN_FORM: Final = frozenset((AllOf, AnyOf, Quorum, AllSettled, EventCursor))
 
 
 def to_json(value: Any) -> Any:
@@ -32,13 +40,14 @@ def to_json(value: Any) -> Any:
     match value:
         case AllOf() | AnyOf() | Quorum() | AllSettled():
             return policy_to_json(value)
+        case EventCursor():
+            return str(value)
         case msgspec.Struct():
-            return {
-                name + ("_seconds" if _is_duration(field) else ""): to_json(getattr(value, name))
-                for name, field in _fields(type(value)).items()
+            return _tag(type(value)) | {
+                shown: to_json(getattr(value, name)) for name, shown, _ in _members(type(value))
             }
         case datetime():
-            return value.isoformat()
+            return instant(value)
         case timedelta():
             return value.total_seconds()
         case Enum():
@@ -55,19 +64,78 @@ def to_json(value: Any) -> Any:
             return value
 
 
-def _fields(cls: type[msgspec.Struct]) -> dict[str, Any]:
+def instant(value: datetime) -> str:
+    """A time in RFC 3339, in UTC."""
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def encode(value: Any) -> bytes:
+    """The same as bytes of JSON."""
+    return _ENCODER.encode(_for_encoder(value))
+
+
+def _for_encoder(value: Any) -> Any:
+    """The value with what the encoder would write in another form in ours."""
+    cls: Any = type(value)
+    if is_direct(cls):
+        return value
+    if issubclass(cls, msgspec.Struct) and cls not in _OWN_FORM:
+        return _tag(cls) | {
+            shown: getattr(value, name) if direct else _for_encoder(getattr(value, name))
+            for name, shown, direct in _members(cls)
+        }
+    if cls is dict:
+        return {str(key): _for_encoder(item) for key, item in value.items()}
+    if cls is list or cls is tuple:
+        return [_for_encoder(item) for item in value]
+    return to_json(value)
+
+
+@cache
+def is_direct(cls: Any) -> bool:
+    """Whether the encoder writes every value of a type in our form by itself, which is faster."""
+    while hasattr(cls, "__supertype__"):
+        cls = cls.__supertype__
+    if cls in _DIRECT or get_origin(cls) is Literal or (isinstance(cls, type) and issubclass(cls, Enum)):
+        return True
+    if isinstance(cls, type) and issubclass(cls, msgspec.Struct):
+        return cls not in _OWN_FORM and all(map(is_direct, _types(cls).values()))
+    parts = get_args(cls)
+    return bool(parts) and all(is_direct(one) for one in parts if one is not ...)
+
+
+def _tag(cls: type[msgspec.Struct]) -> dict[str, Any]:
+    """The member by which a record of several says which one it is, if it has one."""
+    config = cls.__struct_config__
+    return {} if config.tag_field is None else {config.tag_field: config.tag}
+
+
+@cache
+def _types(cls: type[msgspec.Struct]) -> dict[str, Any]:
     return {field.name: field.type for field in msgspec.structs.fields(cls)}
+
+
+@cache
+def _members(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, bool], ...]:
+    """The fields of a record, each with its name in JSON and whether the encoder writes it by itself."""
+    return tuple((name, json_name(name, tp), is_direct(tp)) for name, tp in _types(cls).items())
+
+
+def json_name(name: str, annotation: Any) -> str:
+    """The name of a field in JSON."""
+    return f"{name}_seconds" if _is_duration(annotation) else name
 
 
 def _is_duration(annotation: Any) -> bool:
     return annotation is timedelta or timedelta in getattr(annotation, "__args__", ())
 
 
-def _bytes(data: bytes) -> Any:
+def _bytes(data: bytes, encoding: str | None = None) -> Any:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
+        shown = {"base64": base64.b64encode(data).decode()}
+        return {**shown, "encoding": encoding} if encoding else shown
 
 
 def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> Any:
@@ -85,7 +153,7 @@ def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, exe
             if _is_shallow(value):
                 json.dumps(value, allow_nan=False)
                 return value
-    return _bytes(data)
+    return _bytes(data, encoding)
 
 
 def payload_or_problem(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> Any:
@@ -110,3 +178,27 @@ def _is_shallow(value: Any) -> bool:
         if not level:
             return True
     return False
+
+
+def step_result(step: Step, codecs: Codecs | None) -> Any:
+    """What a step recorded: the value of a step, the signals of a wait, the end of the execution it waited for."""
+    if step.kind == "wait":
+        return _waited_for(step, codecs)
+    stored = payload_or_problem(step.result, step.encoding, codecs, step.execution_id)
+    if step.kind != "result" or not isinstance(stored, dict) or "state" not in stored:
+        return stored
+    if isinstance(result := stored.get("result"), str):
+        child = UUID(step.name.removeprefix(_RESULT_OF))
+        stored["result"] = payload_or_problem(base64.b64decode(result), stored.get("result_encoding"), codecs, child)
+    return stored
+
+
+def _waited_for(step: Step, codecs: Codecs | None) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    with contextlib.suppress(ValueError):
+        found = json.loads(step.result or b"[]")
+    for one in found:
+        if one["payload"] is not None:
+            data = base64.b64decode(one["payload"])
+            one["payload"] = payload_or_problem(data, one["payload_encoding"], codecs, step.execution_id)
+    return found

@@ -256,6 +256,11 @@ def embedded_place(service: Service) -> Path | None:
     return None if service._embedded is None else Path(service._embedded.data_dir)
 
 
+async def connects_as_owner(service: Service) -> bool:
+    """Whether the engine's database user owns the schema, and so may do everything in it."""
+    return bool((await service._row(statements.IS_OWNER, repeatable=True))["is_owner"])
+
+
 async def revive_embedded(place: Path) -> Literal["", "died", "shutting_down"]:
     """Start an embedded server again that died or is shutting down; returns what was wrong if this call did."""
     from flowfabric.embedded import server as embedded  # noqa: PLC0415 - not importable on every platform

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from flowfabric.engine.siblings import SiblingPass
 from flowfabric.engine.timers import Round
-from flowfabric.errors import FlowFabricError
+from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost
 from flowfabric.middleware.base import (
     Middleware,
     OutcomeWord,
@@ -30,7 +30,6 @@ from flowfabric.middleware.base import (
     Running,
     Submission,
     is_resumed,
-    missing,
     outcome_of,
 )
 from flowfabric.values.attempt import AttemptType, Claimed
@@ -64,6 +63,9 @@ SUBMITTED: Final = "flowfabric_submitted_total"
 EXECUTIONS: Final = "flowfabric_executions_total"
 EXECUTION_SECONDS: Final = "flowfabric_execution_seconds"
 QUEUE_SECONDS: Final = "flowfabric_queue_seconds"
+END_TO_END_SECONDS: Final = "flowfabric_end_to_end_seconds"
+ATTEMPTS: Final = "flowfabric_attempts_total"
+RENEWALS: Final = "flowfabric_renewals_total"
 CALL_SECONDS: Final = "flowfabric_call_seconds"
 DUTY_SECONDS: Final = "flowfabric_duty_seconds"
 DUTY_ITEMS: Final = "flowfabric_duty_items_total"
@@ -85,6 +87,13 @@ METRICS: Final[Mapping[str, Metric]] = {
     EXECUTION_SECONDS: Metric("histogram", ("kind",), "How long a handler ran."),
     QUEUE_SECONDS: Metric(
         "histogram", ("kind",), "Time from creation to the first start, including a requested delay."
+    ),
+    END_TO_END_SECONDS: Metric(
+        "histogram", ("lane",), "Time from creation to the end of a handler that succeeded, waits and retries included."
+    ),
+    ATTEMPTS: Metric("counter", ("lane", "outcome"), "Runs of a handler by lane and outcome, without those that park."),
+    RENEWALS: Metric(
+        "counter", ("outcome",), "Renewals of leases: `ok`, `lost` to another owner or to none, or `error`."
     ),
     CALL_SECONDS: Metric(
         "histogram", ("method", "outcome"), "How long an engine call took, including waiting for a connection."
@@ -122,6 +131,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     CANCEL_BACKLOG: Metric("gauge", (), "Cancelled flows with members left to cancel, after the last round."),
 }
 
+_RENEWING: Final = frozenset({"renew", "renew_many", "renew_and_heartbeat"})
 _CATEGORIES: Final = frozenset(
     {"not_found", "validation", "contention", "conflict", "state", "transport", "unavailable"}
 )
@@ -260,10 +270,8 @@ class PrometheusSink:
     """Reports to a registry of `prometheus_client`, by default the global one. Serving it is up to the program."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        try:
-            import prometheus_client  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise missing("PrometheusSink", "prometheus-client", "prometheus") from error
+        import prometheus_client  # noqa: PLC0415 - only programs that use it load it
+
         chosen = prometheus_client.REGISTRY if registry is None else registry
         with _registering:
             collectors = _registered.get(chosen)
@@ -350,6 +358,11 @@ class Metrics(Middleware):
         finally:
             self._observe(EXECUTION_SECONDS, self._clock() - begun, kind=kind)
             self._count(EXECUTIONS, kind=kind, outcome=outcome)
+            if outcome != "parked":
+                self._count(ATTEMPTS, lane=task.lane_id, outcome=outcome)
+            if outcome == "ok":
+                whole = max((self._now() - task.created_at).total_seconds(), 0.0)
+                self._observe(END_TO_END_SECONDS, whole, lane=task.lane_id)
 
     async def call(self, method: str, proceed: Callable[[], Awaitable[Any]]) -> Any:
         outcome = "ok"
@@ -364,11 +377,21 @@ class Metrics(Middleware):
         else:
             self._count_flows(answer)
             self._count_denials(answer)
+            if method in _RENEWING:
+                self._count_renewals(answer[0] if isinstance(answer, tuple) else answer)
             if method == "probe_waitpoint" and answer == "mismatch":  # the early check of a callback
                 self._count(TOKEN_FAILURES, method=method)
             return answer
         finally:
             self._observe(CALL_SECONDS, self._clock() - begun, method=method, outcome=outcome)
+
+    def _count_renewals(self, answer: object) -> None:
+        found: collections.Counter[str] = collections.Counter()
+        for one in answer if isinstance(answer, list) else (answer,):
+            is_lost = isinstance(one, LeaseLost | ExecutionNotActive)
+            found["lost" if is_lost else "error" if isinstance(one, FlowFabricError) else "ok"] += 1
+        for outcome, n in found.items():
+            self._add(RENEWALS, n, outcome=outcome)
 
     def _count_flows(self, answer: object) -> None:
         """Count what the answer of a call says about flows."""

@@ -9,17 +9,15 @@ from types import UnionType
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin
 from urllib.parse import urlencode
 
-import msgspec
 from msgspec import Struct
 
-from flowfabric.contracts.json_form import to_json
-from flowfabric.server import problems
+from flowfabric.contracts import json_form
+from flowfabric.server import cursors, problems
 from flowfabric.server.call import Answer, Call, EventStream, Page
 from flowfabric.server.operation import Operation
 
 JSON: Final = b"application/json"
 _CAPITALS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_encode = msgspec.json.Encoder().encode
 
 
 class Finished(NamedTuple):
@@ -39,9 +37,8 @@ class Writer:
         self._status = next(iter(operation.answers), 200)
         self._media = operation.media.encode()
         records = [one for answer in operation.answers.values() for one in union_members(answer)]
-        self._tags = {one: snake_case(one.__name__) for one in records if is_record(one)}
-        if len(self._tags) < 2:
-            self._tags = {}
+        found = [one for one in records if is_record(one)]
+        self._tags = {one: f'{{"status":"{snake_case(one.__name__)}",'.encode() for one in found if len(found) > 1}
 
     def write(self, call: Call, result: Any) -> Finished:
         """The response for what the handler returned."""
@@ -51,7 +48,7 @@ class Writer:
         if self._operation.no_store:
             headers.append((b"cache-control", b"no-store"))
         if isinstance(body, EventStream):
-            headers += [(b"content-type", body.media.encode()), (b"cache-control", b"no-store")]
+            headers += [(b"content-type", body.media.encode()), (b"x-accel-buffering", b"no")]
             return Finished(answer.status, headers, b"", body.pieces)
         if isinstance(body, bytes):
             data = body
@@ -60,10 +57,12 @@ class Writer:
             return Finished(answer.status, headers, b"")
         else:
             if isinstance(body, Page):
-                if body.next_cursor is not None:
-                    headers.append((b"link", _next_link(call, body.next_cursor)))
-                body = {"items": body.items, "next_cursor": body.next_cursor}
-            data = _encode(self.form(body))
+                rest = body.next_cursor
+                if rest is not None:
+                    rest = cursors.seal(rest, *self.filters(call))
+                    headers.append((b"link", _next_link(call, rest)))
+                body = {"items": body.items, "next_cursor": rest}
+            data = self.encode(body)
             headers.append((b"content-type", answer.media.encode() if answer.media else self._media))
         if self._operation.etag and answer.status == 200:
             tag = answer.etag or etag(data)
@@ -72,11 +71,19 @@ class Writer:
                 return Finished(304, [one for one in headers if one[0] != b"content-type"], b"")
         return Finished(answer.status, headers, data)
 
-    def form(self, body: Any) -> Any:
+    def encode(self, body: Any) -> bytes:
         """The body in the JSON form; a record that may be one of several says by `status` which one it is."""
-        plain = to_json(body)
+        data = json_form.encode(body)
         tag = self._tags.get(type(body))
-        return plain if tag is None or "status" in plain else {"status": tag, **plain}
+        if tag is None:
+            return data
+        return tag[:-1] + b"}" if data == b"{}" else tag + data[1:]
+
+    def filters(self, call: Call) -> tuple[Any, ...]:
+        """What a cursor of this list is bound to."""
+        query = call.query
+        chosen = {name: getattr(query, name) for name in query.__struct_fields__ if name not in ("cursor", "limit")}
+        return self._operation.name, call.path, chosen, call.namespace
 
 
 def etag(data: bytes) -> str:
@@ -93,7 +100,7 @@ def matches(given: str | None, tag: str) -> bool:
 
 def check_match(call: Call, current: Any) -> None:
     """Refuse a change (412) if `If-Match` names another version than `current`, a record as its GET shows it."""
-    if call.if_match is not None and not matches(call.if_match, etag(_encode(to_json(current)))):
+    if call.if_match is not None and not matches(call.if_match, etag(json_form.encode(current))):
         raise problems.Problem(412, "precondition_failed", "If-Match names another version than the stored one")
 
 

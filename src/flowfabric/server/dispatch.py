@@ -12,18 +12,21 @@ import uuid
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from flowfabric.engine.acting import Actor
 from flowfabric.errors import FlowFabricError
-from flowfabric.server import audit, idempotency, problems
+from flowfabric.server import audit, cursors, idempotency, problems
 from flowfabric.server.answers import Finished, Writer
 from flowfabric.server.call import Answer, Call, Caller
-from flowfabric.server.namespaces import check_namespace
+from flowfabric.server.limits import more_time
+from flowfabric.server.namespace import check_namespace, given_namespace
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.requests import Disconnected, Reader, read_body
 from flowfabric.server.service import Service
+from flowfabric.server.sse import Feed, serve
 
 log = logging.getLogger("flowfabric.server")
 ASGIScope = MutableMapping[str, Any]
@@ -44,6 +47,7 @@ class Endpoint:
         self._service = service
         self._reader = Reader(operation)
         self._writer = Writer(operation)
+        self._has_cursor = "cursor" in operation.query.__struct_fields__
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send, values: Sequence[str]) -> None:
         """Answer one request; `values` are the parameters of its path."""
@@ -54,7 +58,7 @@ class Endpoint:
             return
         except Exception as error:
             finished = refused(error, scope)
-        await respond(scope, send, finished)
+        await respond(scope, send, finished, receive)
 
     async def _answer(self, scope: ASGIScope, receive: Receive, values: Sequence[str]) -> Finished:
         operation, service = self.operation, self._service
@@ -66,6 +70,10 @@ class Endpoint:
         reader = self._reader
         path = reader.path(values) if values else {}
         query = reader.query(scope["query_string"])
+        if operation.streams:
+            more_time(scope, None)
+        elif (waits := getattr(query, "wait", None)) is not None:
+            more_time(scope, float(waits))
         body, data = None, b""
         if operation.method != "GET":
             data = await read_body(receive, headers, operation, service.limit_of(operation))
@@ -84,14 +92,17 @@ class Endpoint:
         if (tag := headers.get(b"if-match")) is not None:
             call.if_match = tag.decode("latin-1")
         if operation.within is Within.GIVEN:
-            call.namespace = _given_namespace(caller, query, body)
+            named = getattr(query, "namespace", None)
+            call.namespace = given_namespace(caller, getattr(body, "namespace", None) if named is None else named)
+        if self._has_cursor and query.cursor is not None:
+            call.query = replace(query, cursor=cursors.unseal(query.cursor, *self._writer.filters(call)))
         if operation.is_audited or _is_kept(call):
             return await self._in_transaction(call, data, scope)
         return self._writer.write(call, await self._handle(call))
 
     async def _handle(self, call: Call) -> Any:
         if call.caller.namespaces is not None:
-            await check_namespace(call, call.caller.namespaces)
+            await check_namespace(call)
         return await self.operation.handler(call)
 
     async def _in_transaction(self, call: Call, data: bytes, scope: ASGIScope) -> Finished:
@@ -124,28 +135,6 @@ class Endpoint:
         if scope not in caller.scopes and Scope.ADMIN not in caller.scopes:
             raise Problem(403, "forbidden", f"the API key lacks the scope {scope}")
         return caller
-
-
-def _given_namespace(caller: Caller, query: Any, body: Any) -> str | None:
-    """The namespace that a request names; of a key with one namespace, that one."""
-    given: str | None = getattr(query, "namespace", None)
-    if given is None:
-        given = getattr(body, "namespace", None)
-    allowed = caller.namespaces
-    if allowed is None:
-        return given
-    if given is None:
-        if len(allowed) != 1:
-            raise Problem(
-                422,
-                "invalid_request",
-                "namespace: must be named, as the API key has several",
-                errors=[FieldError("missing", parameter="namespace", allowed=", ".join(allowed))],
-            )
-        return allowed[0]
-    if given not in allowed:
-        raise problems.not_found("namespace", given)
-    return given
 
 
 def _is_kept(call: Call) -> bool:
@@ -190,8 +179,8 @@ def request_id(scope: ASGIScope) -> str:
     return found
 
 
-async def respond(scope: ASGIScope, send: Send, finished: Finished) -> None:
-    """Send a response."""
+async def respond(scope: ASGIScope, send: Send, finished: Finished, receive: Receive | None = None) -> None:
+    """Send a response. One with pieces needs `receive`, to notice that its client left."""
     headers = finished.headers
     headers.append((b"x-request-id", request_id(scope).encode()))
     if finished.pieces is None and finished.status not in (204, 304):
@@ -199,6 +188,9 @@ async def respond(scope: ASGIScope, send: Send, finished: Finished) -> None:
     await send({"type": "http.response.start", "status": finished.status, "headers": headers})
     if scope["method"] == "HEAD":
         await send({"type": "http.response.body", "body": b""})
+        return
+    if isinstance(finished.pieces, Feed) and receive is not None:
+        await serve(finished.pieces, scope, receive, send)
         return
     if finished.pieces is not None:
         async for piece in finished.pieces:

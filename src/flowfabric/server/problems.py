@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 
 from flowfabric._taxonomy import TAXONOMY
 from flowfabric.errors import (
@@ -95,6 +96,10 @@ OWN: Final[Mapping[str, OwnCode]] = {
     "too_many_requests": OwnCode(429, True, "Too many requests of this key or address; `Retry-After` says when to come"
         " back."),
     "request_timeout": OwnCode(503, True, "The request took longer than the server allows."),
+    "slow_body": OwnCode(408, True, "The body of the request did not arrive within the time that a request may take."),
+    "slow_head": OwnCode(408, True, "The head of the request did not arrive in time."),
+    "head_too_large": OwnCode(431, False, "The head of the request is longer than the server reads."),
+    "too_many_connections": OwnCode(503, True, "The server has as many connections as it takes."),
     "draining": OwnCode(503, True, "The server is shutting down; another one, or the next one, answers."),
     "internal_error": OwnCode(500, False, "The server failed. Its log has the request id with the reason."),
 }  # fmt: skip
@@ -132,6 +137,11 @@ class Problem(Exception):
         if self.status in (429, 503):
             self.headers.setdefault("Retry-After", str(_RETRY_AFTER))
         super().__init__(detail)
+
+    def within(self, pointer: str) -> Problem:
+        """The same for a part of a body: its wrong members are below this pointer."""
+        self.errors = tuple(replace(one, pointer=pointer + one.pointer) if one.pointer else one for one in self.errors)
+        return self
 
     def document(self, instance: str, base: str = "") -> ProblemDocument:
         """The body. `base` is the path under which the server is mounted."""

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import TYPE_CHECKING, Protocol
 
+from flowfabric.client.outcomes import Outcomes
 from flowfabric.engine import Engine
 from flowfabric.server.call import Caller
+from flowfabric.server.limits import Limits
 from flowfabric.server.operation import Scope
+from flowfabric.server.sse import Clients
+from flowfabric.server.submitting import Submissions
+from flowfabric.values.execution import Outcome
+from flowfabric.values.ids import ExecutionId
 
 if TYPE_CHECKING:
     from flowfabric.app.app import App
+    from flowfabric.server.metrics import StoredGauges
     from flowfabric.server.operation import Operation
+    from flowfabric.server.telemetry import Telemetry
+
+log = logging.getLogger("flowfabric.server")
 
 
 class Keys(Protocol):
@@ -46,17 +58,40 @@ class Service:
         self.app = app
         self.keys: Keys | None = keys
         self.codecs = None if app is None else app.codecs
-        self.is_draining = False
+        self.submissions = Submissions(engine)
+        self._outcomes = Outcomes(engine, log.debug)
+        self.draining = asyncio.Event()  # set when the process is about to end: waiting requests are answered
+        self.clients = Clients(self.draining)
+        self.limits = Limits()
+        self.telemetry: Telemetry | None = None
+        self.gauges: StoredGauges | None = None
 
     def limit_of(self, operation: Operation) -> int:
         """How many bytes a body may have."""
-        return operation.limit
+        return self.limits.body(operation)
 
     def admit(self, operation: Operation, caller: Caller) -> None:
         """Refuse a request of a caller that sends too many."""
+        self.limits.take(caller.key_id)
+
+    async def outcome(self, execution_id: ExecutionId, wait: float) -> Outcome | None:
+        """How an execution ended; None if it has not within this many seconds, or until the process is about to end."""
+        found = (await self.engine.read_outcomes([execution_id])).get(execution_id)
+        if found is not None or wait <= 0 or self.draining.is_set():
+            return found
+        ended = self._outcomes.future(execution_id)
+        draining = asyncio.ensure_future(self.draining.wait())
+        try:
+            await asyncio.wait((ended, draining), timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else None
+        finally:
+            ended.cancel()
+            draining.cancel()
 
     async def close(self) -> None:
         """Stop what runs in the background. The engine stays open."""
+        self.draining.set()
+        await self._outcomes.close()
 
     def __repr__(self) -> str:
         return f"Service({self.engine!r})"

@@ -179,6 +179,7 @@ CASES = [
         lane_id=by_field([None, "", *LANES]),
         state=by_field([None, 5, "", "open", "\0", []]),
     ),
+    Case("read_gauges", lambda world: {}, most=by_field([*INTS, 0])),
     Case("lane_stats", lambda world: {}, lane_ids=by_field([*LISTS, [""], [5], ["\0"]])),
     # steps, parking, waiting for the end of others
     Case(

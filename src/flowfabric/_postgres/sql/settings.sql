@@ -54,7 +54,7 @@ begin
                 'claim claim_for_worker'),
             ('pages', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
                             'enable_sort = off', 'jit = off'],
-                'list_consumers list_partition list_worker_events list_workers look_for_due next_due read_events scan_eligible
+                'list_consumers list_partition list_worker_events list_workers look_for_due next_due read_events read_gauges scan_eligible
                  trim_worker_events list_bindings list_budgets list_spend list_api_keys list_bulk list_operator_audit'),
             ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'], 'run_timers'),
             ('audit', array['plan_cache_mode = force_generic_plan', 'jit = off'], 'audit'),

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from flowfabric.contracts import json_form
 
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Seen
-    from flowfabric.values.step import Step
-
-
-_RESULT_OF = "result "  # how the name of a step begins that waited for an execution
 
 
 def as_json(seen: Seen) -> dict[str, Any]:
@@ -23,12 +15,8 @@ def as_json(seen: Seen) -> dict[str, Any]:
     for step in seen.steps:
         fields = json_form.to_json(step)
         del fields["execution_id"], fields["result"]
-        if seen.payloads and step.kind == "wait":
-            fields["result"] = waited_for(seen, step)
-        elif seen.payloads and step.kind == "result":
-            fields["result"] = ended_with(seen, step)
-        elif seen.payloads:
-            fields["result"] = _payload(seen, step.result, step.encoding)
+        if seen.payloads:
+            fields["result"] = json_form.step_result(step, seen.codecs)
         remembered.append(fields)
     received = []
     for signal in seen.signals:
@@ -59,31 +47,6 @@ def as_json(seen: Seen) -> dict[str, Any]:
         document["input"] = context and _payload(seen, context.input_payload, context.payload_encoding)
         document["result"] = result and _payload(seen, result.payload, result.encoding)
     return document
-
-
-def waited_for(seen: Seen, step: Step) -> list[dict[str, Any]]:
-    """The signals that ended a wait, as recorded in its step."""
-    found: list[dict[str, Any]] = []
-    with contextlib.suppress(ValueError):
-        found = json.loads(step.result or b"[]")
-    for one in found:
-        if one["payload"] is not None:
-            data = base64.b64decode(one["payload"])
-            one["payload"] = _payload(seen, data, one["payload_encoding"])
-    return found
-
-
-def ended_with(seen: Seen, step: Step) -> Any:
-    """How the execution ended that a step waited for, with its result; None after a timeout."""
-    stored = _payload(seen, step.result, step.encoding)
-    if not isinstance(stored, dict) or "state" not in stored:
-        return stored  # nothing, or sealed
-    result = stored.get("result")
-    if isinstance(result, str):
-        child = UUID(step.name.removeprefix(_RESULT_OF))
-        data = base64.b64decode(result)
-        stored["result"] = json_form.payload_or_problem(data, stored.get("result_encoding"), seen.codecs, child)
-    return stored
 
 
 def _payload(seen: Seen, data: bytes | None, encoding: str | None) -> Any:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from flowfabric.cli import _output, _waiting
 from flowfabric.cli._output import Column
 from flowfabric.cli.budgets import needs
-from flowfabric.cli.show._document import ended_with, waited_for
 from flowfabric.cli.show._timeline import timeline
+from flowfabric.contracts import json_form
 from flowfabric.values.durations import counted
 from flowfabric.values.history import how_to_fit
 from flowfabric.values.step import BRANCHED
@@ -342,7 +342,7 @@ def _show_steps(seen: Seen) -> None:
         name = step.name
         if step.kind == "wait" and not step.error:
             what = _waiting.effect(step.outcome or ("not answered" if is_over else "waiting"))
-            value = ", ".join(str(one["name"]) for one in waited_for(seen, step))
+            value = ", ".join(str(one["name"]) for one in json_form.step_result(step, seen.codecs))
         elif step.error:
             value = f"{step.error.get('type', '')}: {_output.first_line(str(step.error.get('message', '')))}"
         elif step.kind == "submit":
@@ -358,7 +358,7 @@ def _show_steps(seen: Seen) -> None:
         elif not seen.payloads:
             value = ""
         elif step.kind == "result":
-            ended = ended_with(seen, step)
+            ended = json_form.step_result(step, seen.codecs)
             value = _shortened(seen, _ended_in_line(ended))
         else:
             value = _shortened(seen, _text(seen, step.result, step.encoding))

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from flowfabric.server import problems
 from flowfabric.server.call import Answer, Call
-from flowfabric.server.namespaces import given_namespace
+from flowfabric.server.namespace import given_namespace
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.values.bulk import BulkJob, BulkOperation, BulkPreview, ExecutionFilter
 from flowfabric.values.ids import ExecutionId, FlowId

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from flowfabric.errors import InvalidInput
 from flowfabric.server.call import Call
-from flowfabric.server.namespaces import given_namespace
+from flowfabric.server.namespace import given_namespace
 from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.values.failure import Failures
 from flowfabric.values.state import State

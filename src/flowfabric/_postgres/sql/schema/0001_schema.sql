@@ -1389,6 +1389,7 @@ select b.id, b.name, b.scope_type, b.scope_id, b.mode, b.on_hard_limit, b.on_sof
        coalesce(h.dimensions, '{}') as used_dimensions, coalesce(h.used, '{}') as used, coalesce(h.held, '{}') as held,
        coalesce(h.overrun, '{}') as overrun, h.exhausted, coalesce(h.breaches, 0) as breaches,
        coalesce(h.soft_breaches, 0) as soft_breaches, h.last_breach_at, h.last_breach_dim, b.generation, b.reset_count,
-       b.last_reset_at, b.next_reset_at, b.created_at, greatest(h.at, b.updated_at) as updated_at, b.owner_id
+       b.last_reset_at, b.next_reset_at, b.created_at, greatest(h.at, b.updated_at) as updated_at, b.owner_id,
+       b.updated_at as defined_at
 from flowfabric.budget b
 left join lateral (select x.* from flowfabric.budget_head x where x.budget_id = b.id order by x.seq desc limit 1) h on true;

@@ -1,0 +1,160 @@
+"""Submissions over HTTP: the record that clients send, and the execution that it creates."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.errors import InvalidInput
+from flowfabric.server import problems
+from flowfabric.server.call import Call
+from flowfabric.server.namespace import given_namespace
+from flowfabric.server.problems import FieldError, Problem
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.ids import PARTITION_VALUES, ExecutionId, FlowId, mint_execution_id
+
+_encode = msgspec.json.Encoder().encode
+_FARTHEST = 10**10  # seconds: further from now than any time that the database can hold
+
+
+class Payload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bytes that are not JSON: in base64, with the name of their encoding."""
+
+    base64: str
+    encoding: str | None = None
+
+
+class SubmitExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task to run: `execution_kind` is its name, `arguments` has its arguments by the names of its parameters.
+
+    `input` replaces the arguments by bytes of your own. A time may be given as an instant or in seconds from now.
+    `policy` is the whole policy of the execution (retries, timeouts, limits); without it the server's app, if it knows
+    the task, applies the task's options.
+    """
+
+    execution_kind: str
+    arguments: dict[str, Any] | None = None
+    input: Payload | None = None
+    lane_id: str | None = None
+    namespace: str | None = None
+    priority: int | None = None
+    idempotency_key: str | None = None
+    tags: dict[str, str] | None = None
+    policy: dict[str, Any] | None = None
+    delay_until: datetime | None = None
+    delay_seconds: float | None = None
+    execution_deadline_at: datetime | None = None
+    execution_deadline_seconds: float | None = None
+    execution_id: ExecutionId | None = None
+    flow_id: FlowId | None = None
+
+
+def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False) -> NewExecution:
+    """What a submission creates; refused with the name of the member that is wrong."""
+    namespace = given_namespace(call.caller, given.namespace) if in_batch else call.namespace
+    app = call.service.app
+    task = None if app is None else app.find_task(given.execution_kind)
+    execution_id = given.execution_id
+    encoding: str | None = None
+    if given.input is not None:
+        if given.arguments is not None:
+            raise InvalidInput("given with arguments", field="input", allowed="one of them")
+        try:
+            payload = base64.b64decode(given.input.base64, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidInput("not base64", field="input.base64", allowed="base64") from None
+        encoding = given.input.encoding
+    else:
+        payload = _encode(given.arguments) if given.arguments else b"{}"
+    key = given.idempotency_key if in_batch else _key(call, given)
+    if task is None:
+        made = NewExecution(execution_kind=given.execution_kind, namespace=namespace or "")
+    else:
+        hooks = task.hooks(task.defaults, nested=False)
+        made = task.defaults.item(task.name, b"", None, hooks=hooks, limits=task.limit_names.limits(task.defaults))
+        if namespace is not None:
+            made = msgspec.structs.replace(made, namespace=namespace)
+        elif call.caller.namespaces is not None and made.namespace not in call.caller.namespaces:
+            raise problems.not_found("namespace", made.namespace)
+        if given.input is None:
+            check_arguments(task.signature, payload)
+            if task.codecs.binds and execution_id is None:
+                execution_id = mint_execution_id(
+                    namespace=made.namespace, idempotency_key=key, flow_id=given.flow_id, count=PARTITION_VALUES
+                )
+            payload, encoding = task.codecs.seal(payload, execution_id if task.codecs.binds else None)
+    changes: dict[str, Any] = {
+        "lane_id": given.lane_id,
+        "priority": given.priority,
+        "tags": given.tags,
+        "policy": given.policy,
+        "delay_until": _moment(given.delay_until, given.delay_seconds, "delay_seconds"),
+        "execution_deadline_at": _moment(
+            given.execution_deadline_at, given.execution_deadline_seconds, "execution_deadline_seconds"
+        ),
+    }
+    return msgspec.structs.replace(
+        made,
+        input_payload=payload,
+        payload_encoding=encoding,
+        creator_identity=call.caller.name,
+        idempotency_key=key,
+        execution_id=execution_id,
+        flow_id=given.flow_id,
+        **{name: value for name, value in changes.items() if value is not None},
+    )
+
+
+def _key(call: Call, given: SubmitExecution) -> str | None:
+    """The idempotency key: the header and the member are the same."""
+    key, header = given.idempotency_key, call.idempotency_key
+    if key is not None and header is not None and key != header:
+        raise InvalidInput("differs from the header Idempotency-Key", field="idempotency_key", allowed="one of them")
+    return header if key is None else key
+
+
+def check_arguments(signature: Any, payload: bytes) -> None:
+    """Refuse arguments that do not fit the task, each by its name."""
+    try:
+        signature.decode(payload)
+    except CannotDecode as error:
+        first = error
+    else:
+        return
+    raw = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
+    known = {one.name: one for one in signature.parameters}
+    errors: list[FieldError] = []
+    for name, value in raw.items():
+        if name not in known:
+            errors.append(_argument(name, f"{signature.name} takes no such argument", ", ".join(known) or "none"))
+            continue
+        try:
+            known[name].type.decode(bytes(value), what=name)
+        except CannotDecode as error:
+            errors.append(_argument(name, error.problem, known[name].annotation))
+    errors += [
+        _argument(name, "missing", one.annotation) for name, one in known.items() if one.required and name not in raw
+    ]
+    detail = f"{errors[0].pointer}: {errors[0].detail}" if errors else first.problem
+    raise Problem(422, "invalid_request", detail, errors=errors)
+
+
+def _argument(name: str, problem: str, allowed: str) -> FieldError:
+    escaped = name.replace("~", "~0").replace("/", "~1")
+    return FieldError(problem, pointer=f"/arguments/{escaped}", allowed=allowed)
+
+
+def _moment(at: datetime | None, seconds: float | None, field: str) -> datetime | timedelta | None:
+    if seconds is None:
+        return at
+    if at is not None:
+        raise InvalidInput("given with a time", field=field, allowed="one of them")
+    if not abs(seconds) <= _FARTHEST:
+        raise InvalidInput(f"got {seconds:g}", field=field, allowed="a duration of at most about 300 years")
+    return timedelta(seconds=seconds)

@@ -1,0 +1,106 @@
+"""uvicorn's HTTP protocol with the limits that it does not have.
+
+A connection must send the head of a request in time and within a size, and what cannot be read as HTTP is refused as a
+problem. Everything after the head is limited by the app.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+from flowfabric.server import problems
+from flowfabric.server.metrics import CONNECTIONS, REFUSED, ServerMetrics
+from flowfabric.server.problems import Problem
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol as Base
+else:
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Base
+    except ImportError:  # without the extra `fast`
+        from uvicorn.protocols.http.h11_impl import H11Protocol as Base
+
+HEAD_BYTES: Final = 64 * 1024
+HEAD_SECONDS: Final = 10.0
+# Beyond the cap of connections so many more are accepted, to refuse them in words and to answer probes.
+RESERVE: Final = 64
+
+
+def protocol_class(
+    metrics: ServerMetrics, *, most: int, head_bytes: int = HEAD_BYTES, head_seconds: float = HEAD_SECONDS
+) -> type[asyncio.Protocol]:
+    """The protocol of a server that takes `most` connections."""
+
+    class Protocol(Base):
+        _head = 0  # bytes of a head that is not complete
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            metrics.change(CONNECTIONS, 1, {})
+            if len(self.connections) > most + RESERVE:
+                self._refuse(
+                    503, "too_many_connections", "the server has as many connections as it takes", "connections"
+                )
+                return
+            self._timer = self.loop.call_later(head_seconds, self._is_late)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            metrics.change(CONNECTIONS, -1, {})
+            self._head_complete()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._head_complete()
+                return
+            self._head += len(data)
+            if self._head > head_bytes:
+                self._refuse(431, "head_too_large", f"the head is longer than {head_bytes} bytes", "large_head")
+            elif self._timer is None and not self.transport.is_closing():
+                self._timer = self.loop.call_later(head_seconds, self._is_late)
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(400, "bad_request", msg.rstrip("."), None)
+
+        def _is_late(self) -> None:
+            self._timer = None
+            if self._head:
+                self._refuse(408, "slow_head", "the head of the request did not arrive in time", "slow_head")
+            else:
+                self.transport.close()  # it sent nothing: there is no request to refuse
+
+        def _head_complete(self) -> None:
+            self._head = 0
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _refuse(self, status: int, code: str, detail: str, reason: str | None) -> None:
+            self._head_complete()
+            if reason is not None:
+                metrics.count(REFUSED, {"reason": reason})
+            if not self.transport.is_closing():
+                self.transport.write(raw_problem(Problem(status, code, detail)))
+                self.transport.close()
+
+    return Protocol
+
+
+def raw_problem(problem: Problem) -> bytes:
+    """A whole response for a request that no app can answer."""
+    body = problems.encode(problem.document(""))
+    headers = {
+        "content-type": problems.MEDIA,
+        "content-length": str(len(body)),
+        "cache-control": "no-store",
+        "connection": "close",
+        **problem.headers,
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\n{head}\r\n".encode() + body
