@@ -221,7 +221,8 @@ def codes() -> dict[str, str]:
     """Every code, with what a page says about it."""
     found = {code: own.text for code, own in OWN.items()}
     for row in TAXONOMY:
-        found.setdefault(row.code, TEXTS[row.code])
+        if row.code not in found:
+            found[row.code] = TEXTS[row.code]
     return found
 
 
@@ -265,6 +266,8 @@ TEXTS: Final[Mapping[str, str]] = {
     "not_runnable": "Only an execution that waits for a worker can be changed like this.",
     "terminal": "The execution has ended.",
     "flow_already_terminal": "The flow has ended, or is being cancelled: its graph cannot change any more.",
+    "api_key_exists": "Another API key of this name exists and is not revoked.",
+    "api_key_revoked": "The API key was revoked; create another.",
     "lane_closed": "The lane accepts no new executions.",
     "transport": "The server could not reach its database, or lost it. Try again.",
     "timeout": "The database, or an operation of the server, did not answer in time.",
