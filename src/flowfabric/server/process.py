@@ -31,7 +31,7 @@ from flowfabric.middleware import DutyHooks, Metrics, Tracing, layer
 from flowfabric.server.limits import Limits
 from flowfabric.server.metrics import SHUTDOWN_TIMEOUTS, ServerMetrics, StoredGauges
 from flowfabric.server.options import Options
-from flowfabric.server.protocol import protocol_class
+from flowfabric.server.protocol import HEAD_BYTES, protocol_class
 from flowfabric.server.service import NoKeys, Service
 from flowfabric.server.stack import stack
 from flowfabric.server.telemetry import Telemetry
@@ -275,6 +275,7 @@ class ServerProcess:
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
+            h11_max_incomplete_event_size=2 * HEAD_BYTES,
             timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=options.grace,  # type: ignore[arg-type]  # any number of seconds
             ssl_certfile=options.tls_certificate,

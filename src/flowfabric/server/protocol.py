@@ -29,11 +29,16 @@ RESERVE: Final = 64
 
 
 def protocol_class(
-    metrics: ServerMetrics, *, most: int, head_bytes: int = HEAD_BYTES, head_seconds: float = HEAD_SECONDS
+    metrics: ServerMetrics,
+    *,
+    most: int,
+    head_bytes: int = HEAD_BYTES,
+    head_seconds: float = HEAD_SECONDS,
+    base: type[Base] = Base,
 ) -> type[asyncio.Protocol]:
     """The protocol of a server that takes `most` connections."""
 
-    class Protocol(Base):
+    class Protocol(base):  # type: ignore[valid-type, misc]  # either of uvicorn's two
         _head = 0  # bytes of a head that is not complete
         _timer: asyncio.TimerHandle | None = None
 
