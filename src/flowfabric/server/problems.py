@@ -256,6 +256,7 @@ TEXTS: Final[Mapping[str, str]] = {
     "rotation_conflict": "Another signing key of this id exists, with another secret.",
     "duplicate_submission": "The id, or the idempotency key, belongs to another submission.",
     "instance_in_use": "Another worker has registered under this instance id.",
+    "api_key_exists": "Another API key has this id.",
     "state_conflict": "The state of the execution, the waitpoint or the flow does not allow it; `kind` says what is in"
     " the way.",
     "already_satisfied": "It has been done, or is no longer needed.",
