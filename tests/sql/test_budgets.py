@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.errors import InvalidInput, LeaseLost, NotFound
+from flowfabric.errors import Contention, InvalidInput, LeaseLost, NotFound
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.budget import (
     MAX_AMOUNT,
@@ -427,6 +427,19 @@ async def test_a_change_must_leave_a_limit(engine: ff.Engine, raise_by: dict[str
     assert await status(engine, budget) == before
     with pytest.raises(NotFound):
         await engine.update_budget(new_budget_id(), raise_by={"t": 1})
+
+
+async def test_a_change_of_a_definition_that_was_changed_meanwhile_is_refused(engine: ff.Engine) -> None:
+    budget = new_budget_id()
+    await engine.create_budget(budget, dimensions=["t"], hard_limits=[10], soft_limits=[0])
+    read = await engine.get_budget_status(budget)
+    await engine.report_usage_admin(budget, dimensions=["t"], deltas=[1])
+    await engine.reset_budget(budget)
+    changed = await engine.update_budget(budget, raise_by={"t": 1}, defined_at=read.defined_at)  # only usage moved
+    assert changed.defined_at > read.defined_at
+    with pytest.raises(Contention, match="stale_definition"):
+        await engine.update_budget(budget, raise_by={"t": 1}, defined_at=read.defined_at)
+    assert (await engine.get_budget_status(budget)).hard_limits == {"t": 11}
 
 
 async def test_lists_are_in_the_order_of_names(engine: ff.Engine) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric._duties import Unblock
-from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
+from flowfabric.errors import Contention, FlowFabricError, InvalidInput, NotFound
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import on
 from flowfabric.values.execution import NewExecution
@@ -451,6 +451,18 @@ async def test_a_raised_cap_lets_as_many_continue(engine: CheckedEngine) -> None
     assert [one.execution_id for one in await claim(engine)] == made[3:]
     with pytest.raises(NotFound):
         await engine.update_quota_policy(QuotaPolicyId(mint_uuid()), max_concurrent=1)
+
+
+async def test_a_change_of_numbers_that_were_changed_meanwhile_is_refused(engine: ff.Engine) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    read = await engine.get_quota_policy(policy)
+    assert read is not None
+    await engine.update_quota_policy(policy, max_concurrent=2, updated_at=read.updated_at)
+    with pytest.raises(Contention, match="stale_definition"):
+        await engine.update_quota_policy(policy, max_concurrent=3, updated_at=read.updated_at)
+    found = await engine.get_quota_policy(policy)
+    assert found is not None
+    assert found.limits.active_concurrency_cap == 2
 
 
 async def test_a_lowered_cap_stops_nothing_that_runs(engine: CheckedEngine) -> None:

@@ -45,12 +45,12 @@ def event(item: StreamItem, cursor: str | None = None) -> bytes:
             return b": keep-alive\n\n"
         case _:
             assert_never(item)
-    return _event(name, data, item.cursor if cursor is None else cursor)
+    return write(name, data, item.cursor if cursor is None else cursor)
 
 
 def end(state: str | None = None) -> bytes:
     """Return the last event: nothing follows. `state` is how the execution or flow ended."""
-    return _event("end", _json({} if state is None else {"state": state}))
+    return write("end", _json({} if state is None else {"state": state}))
 
 
 def error_event(error: FlowFabricError) -> bytes:
@@ -58,7 +58,7 @@ def error_event(error: FlowFabricError) -> bytes:
     facts = {"kind": error.kind}
     if isinstance(error, InvalidInput | NotFound):
         facts["message"] = str(error)
-    return _event("error", _json(facts))
+    return write("error", _json(facts))
 
 
 def _name(frame: Frame) -> str | None:
@@ -76,7 +76,8 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _event(name: str | None, data: str, cursor: str | None = None) -> bytes:
+def write(name: str | None, data: str, cursor: str | None = None) -> bytes:
+    """Write one event: its name, if it has one, its data, and the id after which the client continues."""
     lines = [f"data: {line}" for line in data.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
     if name is not None:
         lines.insert(0, f"event: {name}")

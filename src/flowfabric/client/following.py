@@ -175,11 +175,17 @@ class Follower:
         self._keep_alive = wait_seconds(keep_alive, "keep_alive")
         self._timeout = wait_seconds(timeout, "timeout", least=timedelta(0))
         self._node = node
+        self._waiter: Waiter | None = None
 
     def on(self, engine: Engine, codecs: Codecs | None) -> Self:
         """Use this engine. Without `codecs` payloads stay as they are stored."""
         self._engine, self._codecs = engine, codecs
         return self
+
+    @property
+    def page(self) -> StreamPage:
+        """The page that was read last."""
+        return self._page
 
     @property
     def cursor(self) -> str:
@@ -205,9 +211,9 @@ class Follower:
 
     async def items(self) -> AsyncGenerator[StreamItem, None]:
         """Yield the items until the execution has ended and everything was read. `open` comes first."""
-        page = self._page
         until = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
+            page = self._page
             if (gap := self._gap(page)) is not None:
                 yield gap
             for frame in page.frames:
@@ -217,11 +223,11 @@ class Follower:
                 self._position, self._number = frame.id, number
                 yield opened
             if len(page.frames) == _PAGE:
-                page = await self._read()
+                self._page = await self._read()
             elif page.closed_at is not None and page.attempts > self._index + 1 and not self._stays:
                 self._index, self._begin, self._position, self._number = self._index + 1, START, "0-0", 0
                 yield NewAttempt(attempt_index=self._index, reason=page.closed_reason, node=self._node)
-                page = await self._read()
+                self._page = await self._read()
             elif self._is_over(page):
                 return
             else:
@@ -230,7 +236,7 @@ class Follower:
                     found = await self._news(page, until)
                     if found is None:
                         yield KeepAlive(cursor=self.cursor)
-                page = found
+                self._page = found
 
     def _gap(self, page: StreamPage) -> Gap | None:
         """Return the item for frames that are no longer kept, if some come after the position."""
@@ -262,12 +268,18 @@ class Follower:
         if left is not None and left <= 0:
             raise TimedOut("stream", round((self._timeout or 0) * 1000))
         spans = [span for span in (left, self._keep_alive) if span is not None]
+        self._waiter = waiter
         found = await self._engine.tails.wait(waiter, min(spans, default=None))
         if found is None and self._engine.tails.is_closing:
             raise Unavailable("stream", "the engine shuts down")
         if found is None and (self._keep_alive is None or (left is not None and left <= self._keep_alive)):
             raise TimedOut("stream", round((self._timeout or 0) * 1000))
         return found
+
+    def wake(self) -> None:
+        """Let a reader that waits have a `KeepAlive` now, if it has them at all."""
+        if self._waiter is not None and self._waiter.future is not None and not self._waiter.future.done():
+            self._waiter.future.set_result(None)
 
     def _is_news(self, page: StreamPage) -> Callable[[StreamPage], bool]:
         was_closed, index = page.closed_at is not None, self._index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final, cast, get_args
 from unicodedata import category
 from uuid import UUID
@@ -14,7 +14,7 @@ from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import Batch, Fences, raised, used
 from flowfabric.engine.checks import check_batch, check_duration, check_filled, check_int, check_limit, check_list
 from flowfabric.engine.timers import Round
-from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ValidationFailed
+from flowfabric.errors import Contention, FlowFabricError, InvalidInput, NotFound, ValidationFailed
 from flowfabric.values.budget import (
     MAX_AMOUNT,
     MAX_BUDGETS,
@@ -46,7 +46,7 @@ from flowfabric.values.budget import (
     UsageCall,
     budget_id_of,
 )
-from flowfabric.values.checks import check_key, check_text, quoted
+from flowfabric.values.checks import check_key, check_text, moment, quoted
 from flowfabric.values.ids import (
     BudgetId,
     ExecutionId,
@@ -140,11 +140,13 @@ class Budgets(Operations):
         on_hard_limit: str | None = None,
         on_soft_limit: str | None = None,
         reset_interval: timedelta | None = None,
+        defined_at: datetime | None = None,
     ) -> BudgetStatus:
         """Change a budget and return it. Usage and generation stay; executions that it held back continue.
 
         `hard` and `soft` set limits of dimensions (0: none), `raise_by` adds to hard limits, or takes away. A limit
-        below the usage exhausts the budget.
+        below the usage exhausts the budget. With `defined_at`, that of a status, nothing changes if the definition has
+        changed since: `Contention` (`stale_definition`).
         """
         target = BudgetId(parse_uuid(budget_id, "budget_id"))
         row = await self._row(
@@ -157,9 +159,12 @@ class Budgets(Operations):
             None if on_hard_limit is None else _action(on_hard_limit, "on_hard_limit"),
             None if on_soft_limit is None else _action(on_soft_limit, "on_soft_limit"),
             None if reset_interval is None else _interval(reset_interval),
+            None if defined_at is None else moment(defined_at, "defined_at"),
         )
         if row["code"] == "not_found":
             raise NotFound("budget", target)
+        if row["code"] == "stale":
+            raise Contention("stale_definition", f"budget {target} was changed after {defined_at}")
         if row["code"] == "limit":
             raise InvalidInput(
                 "there is no hard limit, or the new one would not be one",

@@ -84,6 +84,7 @@ class Subscription(Generic[T_co]):
         self._news = asyncio.Event()
         self._error: FlowFabricError | None = None
         self._is_closed = False
+        self._is_woken = False
         self.is_attached = False
         followers.open.add(self)
 
@@ -131,6 +132,38 @@ class Subscription(Generic[T_co]):
                     await first_of(left, self._news)
             else:
                 await self._fill()
+
+    async def batch(self, within: float) -> list[T_co]:
+        """Return the events that are there, or those that come next; none after so many seconds, or after `wake`.
+
+        Of two calls that return none, `cursor` may differ: events that do not match were passed over.
+        """
+        until = time.monotonic() + within
+        self._is_woken = False
+        while not self._buffer:
+            if self._error is not None:
+                error, self._error = self._error, None
+                self._end()
+                raise error
+            left = until - time.monotonic()
+            if self._is_closed or self._is_woken or left <= 0:
+                return []
+            if self.is_attached:
+                self._news.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self._news.wait()
+            else:
+                await self._fill()
+        found = [self._make(event) for event in self._buffer]
+        self._buffer.clear()
+        self._yielded = self._read
+        return found
+
+    def wake(self) -> None:
+        """Let a `batch` that waits return."""
+        self._is_woken = True
+        self._news.set()
 
     def _until_checkpoint(self) -> float | None:
         """Seconds until the next checkpoint is due; None: none is."""

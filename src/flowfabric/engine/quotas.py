@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from unicodedata import category
 from uuid import UUID
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import check_duration, check_filled, check_int, check_limit
-from flowfabric.errors import Corruption, InvalidInput, NotFound
-from flowfabric.values.checks import check_text, quoted
+from flowfabric.errors import Contention, Corruption, InvalidInput, NotFound
+from flowfabric.values.checks import check_text, moment, quoted
 from flowfabric.values.ids import ExecutionId, QuotaPolicyId, parse_execution_id, parse_uuid
 from flowfabric.values.page import Page
 from flowfabric.values.quota import (
@@ -86,8 +86,13 @@ class Quotas(Operations):
         max_requests_per_window: int | None = None,
         max_concurrent: int | None = None,
         jitter: timedelta | None = None,
+        updated_at: datetime | None = None,
     ) -> None:
-        """Change the numbers of a policy. What they have room for now becomes claimable; running executions stay."""
+        """Change the numbers of a policy. What they have room for now becomes claimable; running executions stay.
+
+        With `updated_at`, that of the policy as it was read, nothing changes if it was changed since: `Contention`
+        (`stale_definition`).
+        """
         target = _policy_id(quota_policy_id)
         row = await self._row(
             statements.UPDATE_QUOTA_POLICY,
@@ -98,9 +103,12 @@ class Quotas(Operations):
             else check_int(max_requests_per_window, "max_requests_per_window", 0, MAX_QUOTA),
             None if max_concurrent is None else check_int(max_concurrent, "max_concurrent", 0, MAX_QUOTA),
             None if jitter is None else check_duration(jitter, "jitter", least_ms=0, most=MAX_JITTER),
+            None if updated_at is None else moment(updated_at, "updated_at"),
         )
-        if not row["found"]:
+        if row["code"] == "not_found":
             raise NotFound("quota_policy", str(target))
+        if row["code"] == "stale":
+            raise Contention("stale_definition", f"quota policy {target} was changed after {updated_at}")
 
     async def read_quota_policy_limits(self, quota_policy_id: QuotaPolicyId) -> QuotaLimits | None:
         """Return the numbers of a policy; None if it does not exist."""

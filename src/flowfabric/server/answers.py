@@ -48,7 +48,7 @@ class Writer:
         if self._operation.no_store:
             headers.append((b"cache-control", b"no-store"))
         if isinstance(body, EventStream):
-            headers += [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+            headers += [(b"content-type", body.media.encode()), (b"x-accel-buffering", b"no")]
             return Finished(answer.status, headers, b"", body.pieces)
         if isinstance(body, bytes):
             data = body
@@ -75,7 +75,9 @@ class Writer:
         """The body in the JSON form; a record that may be one of several says by `status` which one it is."""
         data = json_form.encode(body)
         tag = self._tags.get(type(body))
-        return data if tag is None else tag + data[1:]
+        if tag is None:
+            return data
+        return tag[:-1] + b"}" if data == b"{}" else tag + data[1:]
 
     def filters(self, call: Call) -> tuple[Any, ...]:
         """What a cursor of this list is bound to."""

@@ -11,6 +11,7 @@ from flowfabric.engine import Engine
 from flowfabric.server.call import Caller
 from flowfabric.server.limits import Limits
 from flowfabric.server.operation import Scope
+from flowfabric.server.sse import Clients
 from flowfabric.server.submitting import Submissions
 from flowfabric.values.execution import Outcome
 from flowfabric.values.ids import ExecutionId
@@ -44,18 +45,23 @@ class NoKeys:
 class Service:
     """The engine, and what stands between it and the requests of one process."""
 
-    def __init__(self, engine: Engine, *, app: App | None = None, keys: Keys | None = None) -> None:
+    def __init__(
+        self, engine: Engine, *, app: App | None = None, keys: Keys | None = None, owner: Engine | None = None
+    ) -> None:
         """`app`: whose tasks check arguments, and whose codecs read and write payloads.
 
         `keys`: where API keys are looked up; None: there is none, and every operation that needs one is refused.
+        `owner`: an engine connected as the owner of the schema, for what no other role may do.
         """
         self.engine = engine
+        self.owner = owner
         self.app = app
         self.keys: Keys | None = keys
         self.codecs = None if app is None else app.codecs
         self.submissions = Submissions(engine)
         self._outcomes = Outcomes(engine, log.debug)
         self.draining = asyncio.Event()  # set when the process is about to end: waiting requests are answered
+        self.clients = Clients(self.draining)
         self.limits = Limits()
         self.telemetry: Telemetry | None = None
         self.gauges: StoredGauges | None = None

@@ -179,6 +179,7 @@ class BudgetStatus(Struct, frozen=True, kw_only=True):
 
     `usage` has every dimension that was ever counted, `held` those that reservations hold now, `overrun` what
     settlements could not count. It is `exhausted_by` the first dimension whose hard limit is reached.
+    `defined_at`: when it was created, or its definition changed the last time.
     """
 
     budget_id: BudgetId
@@ -205,6 +206,7 @@ class BudgetStatus(Struct, frozen=True, kw_only=True):
     next_reset_at: datetime | None
     created_at: datetime
     last_updated_at: datetime
+    defined_at: datetime
     owner_id: ExecutionId | None = None
 
     @property

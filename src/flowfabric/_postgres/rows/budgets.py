@@ -64,6 +64,7 @@ def budget(row: Row) -> BudgetStatus:
         created_at=row["created_at"],
         last_updated_at=row["updated_at"],
         owner_id=None if row["owner_id"] is None else ExecutionId(row["owner_id"]),
+        defined_at=row["defined_at"],
     )
 
 

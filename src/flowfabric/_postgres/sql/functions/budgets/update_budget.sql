@@ -2,13 +2,15 @@
 --
 -- Called by operators. A limit below what is used exhausts the budget.
 -- Takes    p_hard_dimensions with p_hard, p_soft_dimensions with p_soft: limits to set, 0 for none; p_add_dimensions with
---          p_add: what to add to hard limits, or to take away. Null: unchanged.
+--          p_add: what to add to hard limits, or to take away. Null: unchanged. p_defined_at: change it only if its
+--          definition is still the one of that time; null: whatever it is.
 -- Locks    the budget; then what it holds back, skipping what is locked.
--- Returns  ok and the budget, not_found, or limit with the dimension that would have a limit below 0 or beyond 2^63 - 1, or none to add to.
+-- Returns  ok and the budget, not_found, stale if its definition is another one, or limit with the dimension that would have a limit below 0 or beyond 2^63 - 1, or none to add to.
 -- Roles    operate
 create or replace function flowfabric.update_budget(
     p_id uuid, p_hard_dimensions text[], p_hard bigint[], p_soft_dimensions text[], p_soft bigint[],
-    p_add_dimensions text[], p_add bigint[], p_mode text, p_on_hard text, p_on_soft text, p_interval_ms bigint)
+    p_add_dimensions text[], p_add bigint[], p_mode text, p_on_hard text, p_on_soft text, p_interval_ms bigint,
+    p_defined_at timestamptz)
 returns table (code text, dimension text, status flowfabric.budget_view)
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -31,6 +33,11 @@ begin
     select b.* into d from flowfabric.budget b where b.id = p_id and b.created_at is not null;
     if not found then
         code := 'not_found';
+        return next;
+        return;
+    end if;
+    if d.updated_at <> p_defined_at then
+        code := 'stale';
         return next;
         return;
     end if;

@@ -1,13 +1,14 @@
 -- update_quota_policy: change the numbers of a policy, and promote what they have room for now
 --
 -- Running executions keep their slots, also above a lowered cap.
--- Takes    null for what stays.
+-- Takes    null for what stays. p_updated_at: change it only if it is still the one of that time; null: whatever it is.
 -- Locks    the policy, then its heads, in order: it waits for admissions that are under way.
--- Returns  whether the policy exists.
+-- Returns  ok, not_found, or stale if the policy is another one.
 -- Roles    operate
 create or replace function flowfabric.update_quota_policy(
-    p_id uuid, p_window_seconds bigint, p_max_requests bigint, p_max_concurrent bigint, p_jitter_ms bigint)
-returns boolean
+    p_id uuid, p_window_seconds bigint, p_max_requests bigint, p_max_concurrent bigint, p_jitter_ms bigint,
+    p_updated_at timestamptz)
+returns text
 language plpgsql security definer as $$
 declare
     v_now timestamptz;
@@ -20,7 +21,10 @@ begin
     perform flowfabric.require_read_committed();
     select p.* into v_old from flowfabric.quota_policy p where p.id = p_id for update;
     if not found then
-        return false;
+        return 'not_found';
+    end if;
+    if v_old.updated_at <> p_updated_at then
+        return 'stale';
     end if;
     select array_agg(h.key order by h.key) into v_keys from flowfabric.quota_head h where h.policy_id = p_id;
     if v_keys is not null then
@@ -57,6 +61,6 @@ begin
             perform flowfabric.look_at_limit(p_id, v.key, v_now, v_now);
         end if;
     end loop;
-    return true;
+    return 'ok';
 end;
 $$;

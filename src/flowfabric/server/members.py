@@ -1,0 +1,44 @@
+"""Members that many requests have: the length of a page, and durations, which are numbers of seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Annotated, overload
+
+from msgspec import Meta
+
+from flowfabric.errors import InvalidInput
+
+Limit = Annotated[int, Meta(ge=1, le=1000)]
+
+
+@overload
+def span(seconds: float, field: str) -> timedelta: ...
+@overload
+def span(seconds: float | None, field: str) -> timedelta | None: ...
+def span(seconds: float | None, field: str) -> timedelta | None:
+    """A number of seconds as a duration; `field` names the member that has it."""
+    if seconds is None:
+        return None
+    try:
+        if math.isfinite(seconds):
+            return timedelta(seconds=seconds)
+    except OverflowError:
+        pass
+    raise InvalidInput(f"got {seconds}", field=field, allowed="a number of seconds")
+
+
+@contextlib.contextmanager
+def named(**members: str) -> Iterator[None]:
+    """Name the members of a request in what the engine refuses: `hard="hard_limits"` is its field `hard`."""
+    try:
+        yield
+    except InvalidInput as error:
+        field = error.field or ""
+        head = field.split("[", 1)[0]
+        if head not in members:
+            raise
+        raise InvalidInput(error.problem, field=members[head] + field[len(head) :], allowed=error.allowed) from None

@@ -1,0 +1,359 @@
+"""Server-sent events of a process: the event log and the streams of attempts, for any number of clients.
+
+All clients of a process share one loop that reads the log and one that reads streams (`Engine.follow`, `Engine.tails`),
+and the bytes of an event are written once for all clients that get it. A client that waits holds no database
+connection. A client that is behind reads for itself, one page at a time, as fast as its connection takes them; one that
+takes nothing for 30 seconds is cut off, and continues with the id of the last event it has.
+
+The id of an event is a cursor: the header `Last-Event-ID` continues after it. An event with an id alone moves the
+cursor past events that the filter left out. Beside the events there are `reset` (events after the cursor are gone, and
+others follow), `end` (the stream is closed) and `bye` (this process stops).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+
+import msgspec
+
+from flowfabric.bridges import sse
+from flowfabric.client.following import Follower
+from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.errors import CursorRefused, StreamDisconnected, Unavailable
+from flowfabric.values.event import Event, EventCursor
+from flowfabric.values.stream import Frame, KeepAlive
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+    from flowfabric.contracts.codecs import Codecs
+    from flowfabric.engine import Engine
+    from flowfabric.engine.followers import Subscription
+    from flowfabric.values.event import EventFilter, Family
+    from flowfabric.values.ids import ExecutionId
+
+log = logging.getLogger("flowfabric.sse")
+COMMENT_SECONDS = 15.0
+SEND_SECONDS = 30.0
+RETRY_MS = 1000  # after which a browser connects again
+ABORT = "flowfabric.abort"  # the extension of a scope that ends the connection without waiting for the client
+_COMMENT = b": keep-alive\n\n"
+_KEPT_BYTES = 4 * 1024 * 1024
+_END = "/end"
+_T = TypeVar("_T")
+
+
+class Waits(Protocol):
+    """Something that waits, until it is woken."""
+
+    def wake(self) -> None: ...
+
+
+class Clients:
+    """The clients of a process that wait for something, and the bytes of the newest events, which all of them get."""
+
+    def __init__(self, drain: asyncio.Event) -> None:
+        self._drain = drain
+        self._waiting: set[Waits] = set()
+        self._watcher: asyncio.Task[None] | None = None
+        self._kept: dict[Hashable, bytes] = {}
+        self._kept_bytes = 0
+        self.following = 0  # clients of server-sent events, now
+        self.cut_off = 0  # that took nothing for too long, so far
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the process stops: nothing may wait any more."""
+        return self._drain.is_set()
+
+    def join(self, one: Waits) -> None:
+        """Wake it when the process stops."""
+        self._waiting.add(one)
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._until_drain(), name="flowfabric drain of clients")
+
+    def leave(self, one: Waits) -> None:
+        """It no longer waits."""
+        self._waiting.discard(one)
+        if not self._waiting and self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    async def _until_drain(self) -> None:
+        await self._drain.wait()
+        for one in list(self._waiting):
+            one.wake()
+
+    async def unless_draining(self, work: Coroutine[Any, Any, _T]) -> _T | None:
+        """Return what a long wait returns; None if the process stops meanwhile."""
+        if self.is_draining:
+            work.close()
+            return None
+        task = asyncio.ensure_future(work)
+        waiting = _Cancelled(task)
+        self.join(waiting)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not waiting.is_woken:
+                raise
+            return None
+        finally:
+            self.leave(waiting)
+
+    def bytes_of(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
+        """Return the bytes of an event, as they were made for the first client that got it."""
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make()
+            self._kept_bytes += len(found)
+            while self._kept_bytes > _KEPT_BYTES:
+                self._kept_bytes -= len(self._kept.pop(next(iter(self._kept))))
+        return found
+
+
+class _Cancelled:
+    """A task that is cancelled when it is woken."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self.task = task
+        self.is_woken = False
+
+    def wake(self) -> None:
+        self.is_woken = True
+        self.task.cancel()
+
+
+class Feed(AsyncIterator[bytes]):
+    """What one client gets: pieces of the body, until the client leaves or nothing can follow."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+        self._pieces: AsyncGenerator[bytes, None] | None = None
+
+    async def __anext__(self) -> bytes:
+        if self._pieces is None:
+            self._pieces = self.pieces()
+            self.clients.join(self)
+            self.clients.following += 1
+        return await anext(self._pieces)
+
+    async def aclose(self) -> None:
+        """End it; nothing is left behind."""
+        if self._pieces is not None:
+            self.clients.leave(self)
+            self.clients.following -= 1
+            await self._pieces.aclose()
+            self._pieces = None
+
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        """Write the events as they come."""
+        raise NotImplementedError
+
+    def wake(self) -> None:
+        """Let it see that the process stops."""
+        raise NotImplementedError
+
+
+class LogFeed(Feed):
+    """The events of the log after a cursor. `open` comes first: it raises what is wrong with the request."""
+
+    _events: Subscription[Event]
+
+    def __init__(
+        self,
+        clients: Clients,
+        engine: Engine,
+        form: Callable[[Event], str],
+        *,
+        form_name: Hashable,
+        families: Sequence[Family] | None = None,
+        after: EventCursor | None = None,
+        chosen: EventFilter | None = None,
+        heartbeats: bool = False,
+    ) -> None:
+        super().__init__(clients)
+        self._engine = engine
+        self._form = form
+        self._form_name = form_name  # clients of one name get the same bytes
+        self._families = families
+        self._chosen = chosen
+        self._heartbeats = heartbeats
+        self._cursor = after
+        self._first = b""
+
+    async def open(self) -> Self:
+        """Begin to follow. A cursor whose events are gone continues at the oldest, with the event `reset`."""
+        try:
+            self._events = await self._follow(self._cursor)
+        except CursorRefused as error:
+            self._first = await self._reset(error)
+        else:
+            # A client that is cut off before its first event continues here, too.
+            self._cursor = self._events.cursor if self._cursor is None else self._cursor
+            self._first = f"id: {self._cursor}\n\n".encode()
+        return self
+
+    async def _follow(self, after: EventCursor | None) -> Subscription[Event]:
+        return await self._engine.follow(self._families, after=after, filter=self._chosen, heartbeats=self._heartbeats)
+
+    async def _reset(self, error: CursorRefused) -> bytes:
+        """Follow from where the log can be continued, and write the event that says so."""
+        before = self._cursor
+        if before is not None and error.kind == "cursor_ahead" and error.epoch == before.epoch:
+            raise error  # no cursor that this log ever gave
+        self._cursor = EventCursor(error.position, error.epoch)
+        self._events = await self._follow(self._cursor)
+        facts = {"code": error.kind, "after": None if before is None else str(before), "oldest": str(self._cursor)}
+        return sse.write("reset", msgspec.json.encode(facts).decode(), str(self._cursor))
+
+    def wake(self) -> None:
+        self._events.wake()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        try:
+            yield b"retry: %d\n%b" % (RETRY_MS, self._first)
+            while not self.clients.is_draining:
+                try:
+                    found = await self._events.batch(COMMENT_SECONDS)
+                except CursorRefused as error:
+                    yield await self._reset(error)
+                    continue
+                except StreamDisconnected as error:
+                    if not self.clients.is_draining:
+                        log.warning("a response ends: %s", error)
+                        return
+                    break
+                if found:
+                    self._cursor = found[-1].cursor
+                    yield b"".join(map(self._written, found))
+                elif self._cursor != self._events.cursor:
+                    self._cursor = self._events.cursor
+                    yield f"id: {self._cursor}\n\n".encode()
+                else:
+                    yield _COMMENT
+            yield sse.write("bye", "{}", str(self._events.cursor))
+        finally:
+            await self._events.aclose()
+
+    def _written(self, event: Event) -> bytes:
+        # With the time: a restored log has other events at the same positions.
+        key = (self._form_name, event.cursor, event.occurred_at)
+        return self.clients.bytes_of(key, lambda: sse.write(None, self._form(event), str(event.cursor)))
+
+
+class StreamFeed(Feed):
+    """The frames of one attempt after a cursor. `open` comes first: it raises what is wrong with the request."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        engine: Engine,
+        execution_id: ExecutionId,
+        attempt: int,
+        *,
+        after: str | None = None,
+        live: bool = True,
+        codecs: Codecs | None = None,
+    ) -> None:
+        super().__init__(clients)
+        self._execution_id = execution_id
+        self._codecs = codecs
+        self._has_ended = after is not None and after.endswith(_END)
+        self._follower = Follower(
+            execution_id,
+            after=None if after is None else after.removesuffix(_END),
+            attempt=attempt,
+            live=live,
+            keep_alive=COMMENT_SECONDS,
+        ).on(engine, None)
+
+    async def open(self) -> bool:
+        """Read the first page; False if the client has the `end` already."""
+        await self._follower.open()
+        page = self._follower.page
+        return not (self._has_ended and page.closed_at is not None and not page.frames)
+
+    def wake(self) -> None:
+        self._follower.wake()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        yield b"retry: %d\n\n" % RETRY_MS
+        async with contextlib.aclosing(self._follower.items()) as items:
+            try:
+                async for item in items:
+                    if self.clients.is_draining and isinstance(item, KeepAlive):
+                        break
+                    yield self._written(item)
+                    if self.clients.is_draining:
+                        break
+                else:
+                    page = self._follower.page
+                    facts = {"closed_at": page.closed_at, "closed_reason": page.closed_reason}
+                    yield sse.write("end", msgspec.json.encode(facts).decode(), self._follower.cursor + _END)
+                    return
+            except Unavailable:
+                pass  # the engine shuts down
+        yield sse.write("bye", "{}", self._follower.cursor)
+
+    def _written(self, item: Any) -> bytes:
+        if isinstance(item, Frame):
+            return self.clients.bytes_of((self._execution_id, item.cursor), lambda: sse.event(self._opened(item)))
+        return sse.event(item)
+
+    def _opened(self, frame: Frame) -> Frame:
+        """A frame as its handler emitted it; as it is stored if the codecs cannot read it."""
+        if self._codecs is None or frame.mode == "summary":
+            return frame
+        try:
+            plain = self._codecs.open(frame.payload, frame.encoding, self._execution_id)
+        except CannotDecode as error:
+            log.warning("frame %s of execution %s: %s", frame.cursor, self._execution_id, error.problem)
+            return frame
+        return msgspec.structs.replace(frame, payload=plain, encoding=None)
+
+
+async def serve(feed: Feed, scope: Scope, receive: Receive, send: Send) -> None:
+    """Write the pieces of a feed as they come, in the task of the request, until the client leaves.
+
+    The response has been started.
+    """
+    own = asyncio.current_task()
+    assert own is not None
+    has_left = False
+
+    async def watch() -> None:
+        nonlocal has_left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left = True
+        own.cancel()
+
+    watcher = asyncio.create_task(watch(), name="flowfabric client of events")
+    try:
+        async for piece in feed:
+            async with asyncio.timeout(SEND_SECONDS):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        watcher.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    except asyncio.CancelledError:
+        if not has_left:
+            raise
+        own.uncancel()
+    except TimeoutError:
+        watcher.cancel()
+        feed.clients.cut_off += 1
+        log.info("a client of server-sent events took nothing for %g seconds: it is cut off", SEND_SECONDS)
+        abort = scope.get("extensions", {}).get(ABORT)
+        if abort is not None:
+            abort()
+            await asyncio.sleep(0)  # the server notices
+    finally:
+        watcher.cancel()
+        await feed.aclose()
