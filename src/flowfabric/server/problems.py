@@ -14,7 +14,6 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from flowfabric._taxonomy import TAXONOMY
 from flowfabric.errors import (
     FlowFabricError,
     InvalidInput,
@@ -219,11 +218,7 @@ def internal() -> Problem:
 
 def codes() -> dict[str, str]:
     """Every code, with what a page says about it."""
-    found = {code: own.text for code, own in OWN.items()}
-    for row in TAXONOMY:
-        if row.code not in found:
-            found[row.code] = TEXTS[row.code]
-    return found
+    return {**TEXTS, **{code: own.text for code, own in OWN.items()}}
 
 
 TEXTS: Final[Mapping[str, str]] = {
@@ -257,6 +252,7 @@ TEXTS: Final[Mapping[str, str]] = {
     "rotation_conflict": "Another signing key of this id exists, with another secret.",
     "duplicate_submission": "The id, or the idempotency key, belongs to another submission.",
     "instance_in_use": "Another worker has registered under this instance id.",
+    "api_key_exists": "Another API key has this id.",
     "state_conflict": "The state of the execution, the waitpoint or the flow does not allow it; `kind` says what is in"
     " the way.",
     "already_satisfied": "It has been done, or is no longer needed.",
@@ -266,8 +262,7 @@ TEXTS: Final[Mapping[str, str]] = {
     "not_runnable": "Only an execution that waits for a worker can be changed like this.",
     "terminal": "The execution has ended.",
     "flow_already_terminal": "The flow has ended, or is being cancelled: its graph cannot change any more.",
-    "api_key_exists": "Another API key of this name exists and is not revoked.",
-    "api_key_revoked": "The API key was revoked; create another.",
+    "api_key_revoked": "The API key has been revoked, which cannot be undone. Make a new one.",
     "lane_closed": "The lane accepts no new executions.",
     "transport": "The server could not reach its database, or lost it. Try again.",
     "timeout": "The database, or an operation of the server, did not answer in time.",

@@ -199,10 +199,20 @@ def _located(error: msgspec.ValidationError) -> tuple[str, str]:
     return text[: found.start()], "".join(f"/{name or place}" for name, place in steps)
 
 
+def is_uuid(name: str) -> bool:
+    """Whether a parameter of a path is a UUID."""
+    return name.endswith("_id") and name not in _NAMES
+
+
+def is_number(name: str) -> bool:
+    """Whether a parameter of a path is a number."""
+    return name == "attempt"
+
+
 def _parser(name: str) -> Callable[[str, str], Any] | None:
-    if name.endswith("_id") and name not in _NAMES:
+    if is_uuid(name):
         return _uuid
-    return _int if name == "attempt" else None
+    return _int if is_number(name) else None
 
 
 def _uuid(value: str, name: str) -> UUID:

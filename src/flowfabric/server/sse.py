@@ -65,12 +65,19 @@ class Clients:
         self._kept: dict[Hashable, bytes] = {}
         self._kept_bytes = 0
         self.following = 0  # clients of server-sent events, now
+        self.on_change: Callable[[int], None] | None = None  # is called with 1 or -1, for metrics
         self.cut_off = 0  # that took nothing for too long, so far
 
     @property
     def is_draining(self) -> bool:
         """Whether the process stops: nothing may wait any more."""
         return self._drain.is_set()
+
+    def count(self, by: int) -> None:
+        """A client of server-sent events came or left."""
+        self.following += by
+        if self.on_change is not None:
+            self.on_change(by)
 
     def join(self, one: Waits) -> None:
         """Wake it when the process stops."""
@@ -141,14 +148,14 @@ class Feed(AsyncIterator[bytes]):
         if self._pieces is None:
             self._pieces = self.pieces()
             self.clients.join(self)
-            self.clients.following += 1
+            self.clients.count(1)
         return await anext(self._pieces)
 
     async def aclose(self) -> None:
         """End it; nothing is left behind."""
         if self._pieces is not None:
             self.clients.leave(self)
-            self.clients.following -= 1
+            self.clients.count(-1)
             await self._pieces.aclose()
             self._pieces = None
 
