@@ -29,7 +29,7 @@ from flowfabric.engine.service import connects_as_owner
 from flowfabric.errors import InvalidInput, TimedOut
 from flowfabric.middleware import DutyHooks, Metrics, Tracing, layer
 from flowfabric.server.limits import Limits
-from flowfabric.server.metrics import SHUTDOWN_TIMEOUTS, ServerMetrics, StoredGauges
+from flowfabric.server.metrics import SHUTDOWN_TIMEOUTS, SSE_CLIENTS, ServerMetrics, StoredGauges
 from flowfabric.server.options import Options
 from flowfabric.server.protocol import protocol_class
 from flowfabric.server.service import NoKeys, Service
@@ -214,6 +214,7 @@ class ServerProcess:
             telemetry = Telemetry(metrics, RequestTraces())
             service.telemetry = telemetry
             service.gauges = StoredGauges(engine)
+            service.clients.on_change = lambda stream, more: metrics.change(SSE_CLIENTS, more, {"stream": stream})
             if options.duties:
                 await self._start_duties(life, middlewares)
             self._service = service

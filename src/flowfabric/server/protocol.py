@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowfabric.server import problems
 from flowfabric.server.metrics import CONNECTIONS, REFUSED, ServerMetrics
 from flowfabric.server.problems import Problem
+from flowfabric.server.sse import ABORT
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as Base
@@ -39,6 +40,13 @@ def protocol_class(
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            app = self.app
+
+            def with_abort(scope: Any, receive: Any, send: Any) -> Any:
+                scope.setdefault("extensions", {})[ABORT] = transport.abort
+                return app(scope, receive, send)
+
+            self.app = with_abort
             metrics.change(CONNECTIONS, 1, {})
             if len(self.connections) > most + RESERVE:
                 self._refuse(

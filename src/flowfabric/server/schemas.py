@@ -76,7 +76,9 @@ class Schemas:
             return {"$ref": self._ref.format(self._record(tp, answer=answer))}
         if len(members := union_members(tp)) > 1:
             return self._union(members, answer=answer)
-        if origin in (list, tuple, set, frozenset, Sequence) or (inspect.isclass(origin) and issubclass(origin, Sequence)):
+        if origin in (list, tuple, set, frozenset, Sequence) or (
+            inspect.isclass(origin) and issubclass(origin, Sequence)
+        ):
             items = parts[0] if parts else Any
             if origin is tuple and (len(parts) != 2 or parts[1] is not ...):
                 return {"type": "array", "prefixItems": [self.of(one, answer=answer) for one in parts],

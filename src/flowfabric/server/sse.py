@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -66,6 +66,7 @@ class Clients:
         self._kept_bytes = 0
         self.following = 0  # clients of server-sent events, now
         self.cut_off = 0  # that took nothing for too long, so far
+        self.on_change: Callable[[str, int], None] | None = None  # called with the name of a stream, and 1 or -1
 
     @property
     def is_draining(self) -> bool:
@@ -107,6 +108,12 @@ class Clients:
         finally:
             self.leave(waiting)
 
+    def count(self, stream: str, change: int) -> None:
+        """A client of server-sent events comes (1) or leaves (-1)."""
+        self.following += change
+        if self.on_change is not None:
+            self.on_change(stream, change)
+
     def bytes_of(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """Return the bytes of an event, as they were made for the first client that got it."""
         found = self._kept.get(key)
@@ -133,6 +140,8 @@ class _Cancelled:
 class Feed(AsyncIterator[bytes]):
     """What one client gets: pieces of the body, until the client leaves or nothing can follow."""
 
+    stream: ClassVar[str]  # its name in metrics
+
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
         self._pieces: AsyncGenerator[bytes, None] | None = None
@@ -141,14 +150,14 @@ class Feed(AsyncIterator[bytes]):
         if self._pieces is None:
             self._pieces = self.pieces()
             self.clients.join(self)
-            self.clients.following += 1
+            self.clients.count(self.stream, 1)
         return await anext(self._pieces)
 
     async def aclose(self) -> None:
         """End it; nothing is left behind."""
         if self._pieces is not None:
             self.clients.leave(self)
-            self.clients.following -= 1
+            self.clients.count(self.stream, -1)
             await self._pieces.aclose()
             self._pieces = None
 
@@ -164,6 +173,7 @@ class Feed(AsyncIterator[bytes]):
 class LogFeed(Feed):
     """The events of the log after a cursor. `open` comes first: it raises what is wrong with the request."""
 
+    stream = "events"
     _events: Subscription[Event]
 
     def __init__(
@@ -250,6 +260,8 @@ class LogFeed(Feed):
 
 class StreamFeed(Feed):
     """The frames of one attempt after a cursor. `open` comes first: it raises what is wrong with the request."""
+
+    stream = "frames"
 
     def __init__(
         self,
