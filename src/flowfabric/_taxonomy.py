@@ -76,17 +76,18 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
     *_rows(
         "conflict",
         "dependency_already_exists cycle_detected self_referencing_edge execution_already_in_flow"
-        " waitpoint_already_exists rotation_conflict duplicate_submission instance_in_use",
+        " waitpoint_already_exists rotation_conflict duplicate_submission instance_in_use api_key_exists",
         "terminal",
         409,
     ),
+    *_rows("conflict", "request_in_progress", "retryable", 409),
     *_rows("state", "stale_lease", "terminal", 409, code="state_conflict"),
     *_rows("state", "stale_owner_cannot_append stream_closed", "terminal", 409, code="state_conflict"),
     *_rows("state", "lease_expired lease_revoked", "terminal", 409, code="already_satisfied"),
     *_rows(
         "state",
         "execution_not_terminal execution_redacted max_replays_exhausted not_runnable terminal flow_already_terminal"
-        " lane_closed",
+        " lane_closed api_key_revoked",
         "terminal",
         409,
     ),

@@ -1007,6 +1007,7 @@ async def test_no_duty_of_the_contract_is_missing() -> None:
         "hook_submission": 1,
         "unblock": 5,
         "quota_reconciler": 30,
+        "bulk_work": 1,
         "retention": 60,
         "sibling_repair": 10,
         "edge_repair": 15,

@@ -43,6 +43,7 @@ EVERY_ROLE = """
 """
 READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
+    list_failures
     read_events count_events seek_events list_held read_held count_held find_unreported
     read_gauges
 """
@@ -69,6 +70,7 @@ WORK = """
     cancel_siblings reconcile_siblings reconcile_edges cancel_members due_cancellations project_touched project_flows
     read_declared_limits note_declared_limits bind_limit
     put_schedule due_schedules next_schedule fire_schedule advance_schedule
+    list_bulk run_bulk stop_bulk
 """
 OPERATE = """
     complete_as_operator fail_as_operator cancel_as_operator delay_as_operator release_as_operator
@@ -81,6 +83,8 @@ OPERATE = """
     unbind_limit
     set_lane_state set_schedule_paused delete_schedule mark_worker_dead set_consumer delete_consumer
     update_budget reset_budget release_budget report_usage_admin record_spend update_quota_policy
+    create_api_key read_api_key list_api_keys revoke_api_key rotate_api_key note_api_key_use
+    write_operator_audit list_operator_audit begin_answer finish_answer forget_answer in_namespaces create_bulk
 """
 OWNER = {"seed_secret", "rotate_secret"}
 MAY = {

@@ -25,6 +25,7 @@ from tests.kept import (  # noqa: F401 - fixtures
     kept_state,
     the_keeper,
 )
+from tests.server.keyed import keyed_app, keyed_apps  # noqa: F401 - fixtures
 
 MakeClient = Callable[..., httpx.AsyncClient]
 

@@ -33,7 +33,7 @@ from flowfabric.values.step import NewStep
 from flowfabric.values.wait import Fresh
 from tests import sampling
 from tests.ids import id_in
-from tests.sql.bad_input import budgets, executions, flows, leases, reads, service, streams, waits
+from tests.sql.bad_input import budgets, executions, flows, leases, reads, server, service, streams, waits
 from tests.sql.bad_input.table import DIGEST, DIGEST_FUNCTION, DUE, UNKNOWN, UUID_TEXT, Case, World, as_node
 from tests.support import WORKER, Clock, Wipe, started, submit, submit_member
 
@@ -43,6 +43,7 @@ CASES = [
     *flows.CASES,
     *leases.CASES,
     *reads.CASES,
+    *server.CASES,
     *streams.CASES,
     *waits.CASES,
     *service.CASES,
@@ -75,6 +76,8 @@ NOT_CALLED = {
     "mint_id",
     "event_wakeups",
     "sleep_for_events",
+    "acting",
+    "roll_back",
 }
 
 

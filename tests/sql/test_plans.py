@@ -14,11 +14,13 @@ import pytest_asyncio
 import flowfabric as ff
 from flowfabric._duties.lead import CASCADES, DUTIES
 from flowfabric._postgres import statements
+from flowfabric.engine.acting import Actor
 from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import FlowFabricError
 from flowfabric.values.attempt import Claimed, Failure
 from flowfabric.values.binding import Bind
 from flowfabric.values.budget import Report, Reserve, Reserved, Settle, Usage
+from flowfabric.values.bulk import ExecutionFilter
 from flowfabric.values.conditions import all_of, any_of, count_signals, from_sources, on
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import NewExecution
@@ -26,6 +28,7 @@ from flowfabric.values.flow import Edge
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
 from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.values.joins import AnyOf, OnSatisfied
+from flowfabric.values.kept_answer import AnswerKey
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.step import NewStep
@@ -141,6 +144,27 @@ class Ground:
         await self._others()
         await self._limits()
         await self._budgets()
+        await self._server()
+
+    async def _server(self) -> None:
+        """As many API keys, rows of the audit log, kept answers and bulk jobs as a busy server has."""
+        for statement in (
+            "insert into flowfabric.api_key (id, name, digest, scopes, hides_payloads, created_at)"
+            " select lpad(to_hex(n), 12, '0'), 'key ' || n, '\\x00', '{read}', false, flowfabric.now()"
+            " from generate_series(1, $1) n",
+            "insert into flowfabric.operator_audit (at, actor, operation, outcome)"
+            " select flowfabric.now(), 'a', 'o', 'ok' from generate_series(1, $1)",
+            "insert into flowfabric.kept_answer"
+            " (key_id, operation, idempotency_key, request, holder, status, expires_at)"
+            " select '', 'o', 'key ' || n, 'r', gen_random_uuid(), 200, flowfabric.now() + interval '1 day'"
+            " from generate_series(1, $1) n",
+            "insert into flowfabric.bulk_job"
+            " (id, operation, state, actor, created_at, ended_at, states, created_before)"
+            " select gen_random_uuid(), 'cancel', 'done', 'a', n.at, n.at, '{}', n.at"
+            " from generate_series(1, $1), (select flowfabric.now() as at) n",
+        ):
+            await self.sql.execute(statement, 3 * N)
+        await self.engine.create_bulk("cancel", ExecutionFilter(kinds=("waiting",)), actor="a", bulk_id=BULK)
 
     async def _waits(self) -> None:
         engine = self.engine
@@ -499,6 +523,16 @@ async def declared(g: Ground) -> None:
     )
 
 
+def a_key_id(number: int) -> str:
+    """The id of one of the API keys of the ground."""
+    return f"{number:012x}"
+
+
+def an_answer(key: str) -> AnswerKey:
+    return AnswerKey(key_id="", operation="o", idempotency_key=key, holder=UUID(int=1))
+
+
+BULK = mint_uuid()
 T = TimerKind
 BAD: Any = {"retry_policy": "nonsense"}
 CALLS = [
@@ -882,6 +916,28 @@ CALLS = [
     Call("audit", 80 * N, lambda g: g.engine.audit(events=True)),
     Call("audit_sample", 3 * N, lambda g: g.engine.audit_sample(home(g.wide.flow_id))),
     Call("repair_floors", 100, lambda g: g.engine.repair_floors()),
+    # the server
+    Call("create_api_key", 1, lambda g: g.engine.create_api_key("new", ["read"])),
+    Call("read_api_key", 1, lambda g: g.engine.read_api_key(a_key_id(3))),
+    Call("list_api_keys", 100, lambda g: g.engine.list_api_keys()),
+    Call("revoke_api_key", 1, lambda g: g.engine.revoke_api_key(a_key_id(3))),
+    Call("rotate_api_key", 1, lambda g: g.engine.rotate_api_key(a_key_id(3))),
+    Call("note_api_key_use", 1, lambda g: g.engine.note_api_key_use(a_key_id(3))),
+    Call("write_operator_audit", 1, lambda g: g.engine.write_operator_audit(Actor(name="a", operation="o"))),
+    Call("list_operator_audit", 100, lambda g: g.engine.list_operator_audit()),
+    Call("begin_answer", 1, lambda g: g.engine.begin_answer(an_answer("key 3"), b"r")),
+    Call("begin_answer", 1, lambda g: g.engine.begin_answer(an_answer("new"), b"r")),
+    Call("finish_answer", 1, lambda g: g.engine.finish_answer(an_answer("new"), status=200),
+         lambda g: g.engine.begin_answer(an_answer("new"), b"r")),
+    Call("forget_answer", 1, lambda g: g.engine.forget_answer(an_answer("new")),
+         lambda g: g.engine.begin_answer(an_answer("new"), b"r")),
+    Call("in_namespaces", N, lambda g: g.engine.in_namespaces(["space"], g.waiting)),
+    Call("create_bulk", 1, lambda g: g.engine.create_bulk("cancel", ExecutionFilter(kinds=("waiting",)), actor="a")),
+    Call("list_bulk", 1, lambda g: g.engine.read_bulk(BULK)),
+    Call("list_bulk", 1, lambda g: g.engine.list_running_bulk(limit=1)),
+    Call("run_bulk", 3 * N, lambda g: g.engine.run_bulk(BULK, limit=N)),
+    Call("stop_bulk", 1, lambda g: g.engine.stop_bulk(BULK)),
+    Call("list_failures", N, lambda g: g.engine.list_failures(states=["cancelled", "failed"], most=N)),
     # the deployment
     Call("deployment_info", 1, lambda g: g.engine._fetch(statements.DEPLOYMENT_INFO)),
     Call("server_time_ms", 1, lambda g: g.engine.server_time_ms()),

@@ -169,6 +169,10 @@ def expected() -> Iterator[tuple[str, str, str, int, str]]:
     # Nor this: what submitters may ask to be told.
     yield "conflict", "duplicate_submission", "terminal", 409, "duplicate_submission"
     yield "conflict", "instance_in_use", "terminal", 409, "instance_in_use"
+    # Nor these, of API keys and of repeated requests.
+    yield "conflict", "api_key_exists", "terminal", 409, "api_key_exists"
+    yield "state", "api_key_revoked", "terminal", 409, "api_key_revoked"
+    yield "conflict", "request_in_progress", "retryable", 409, "request_in_progress"
     yield "state", "execution_redacted", "terminal", 409, "execution_redacted"
     # Nor this: the verdict of a call that does not wait for locks.
     yield "contention", "execution_locked", "retryable", 409, "contention"

@@ -15,7 +15,7 @@ FILES = {path.removeprefix("functions/"): sql for path, sql in build.sql_files("
 # From the bottom up: a chapter calls those before it, and itself. `functions/README.md` says why some calls go upwards.
 CHAPTERS = (
     "common", "keys", "lanes", "workers", "queue", "limits", "events", "leases", "grants", "executions",
-    "steps", "streams", "waits", "flows", "quotas", "budgets", "schedules", "duties", "reads", "audit",
+    "steps", "streams", "waits", "flows", "quotas", "budgets", "schedules", "duties", "reads", "server", "audit",
 )  # fmt: skip
 UPWARDS = {
     "end_capped": {"end_executions"},

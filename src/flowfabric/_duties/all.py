@@ -6,6 +6,7 @@ from flowfabric._duties.attempt_timeout import AttemptTimeout
 from flowfabric._duties.audit import Audit
 from flowfabric._duties.budget_reconciler import BudgetReconciler
 from flowfabric._duties.budget_reset import BudgetReset
+from flowfabric._duties.bulk_work import BulkWork
 from flowfabric._duties.cascade import Cascade
 from flowfabric._duties.child_cancel import ChildCancel
 from flowfabric._duties.delayed_promotion import DelayedPromotion
@@ -48,6 +49,7 @@ ALL: tuple[type[Duty], ...] = (
     ReservationEnd,
     Unblock,
     QuotaReconciler,
+    BulkWork,
     Retention,
     SiblingRepair,
     EdgeRepair,

@@ -231,16 +231,9 @@ class Database:
                 if conflicts >= _SERIALIZATION_TRIES:
                     raise RetriesExhausted(str(error)) from error
                 await asyncio.sleep(0.005 * conflicts)
-            except (TimeoutError, asyncpg.DataError) as error:
+            except (TimeoutError, asyncpg.DataError, OverflowError, asyncpg.InsufficientPrivilegeError) as error:
                 # Not a lost connection, despite its class: a retry would take as long, or fail again.
-                raise translate(error, self.target) from error
-            except OverflowError as error:
-                # The driver does not say where. The functions store no such time; the audit names the row.
-                raise Corruption(
-                    "a stored time is outside the years 1 to 9999; `times_finite` of the audit names it"
-                ) from error
-            except asyncpg.InsufficientPrivilegeError as error:
-                raise not_allowed(str(error), sql) or translate(error, self.target) from error
+                raise failure(error, sql, self.target) from error
             except _LOST as error:
                 now = time.monotonic()
                 lost_since = lost_since or now
@@ -250,6 +243,20 @@ class Database:
                 pause = min(pause * 2, 1.0)
             except asyncpg.PostgresError as error:
                 raise translate(error, self.target) from error
+
+
+def failure(error: Exception, sql: str, target: str) -> FlowFabricError:
+    """Return our error for one of the driver that a statement raised."""
+    match error:
+        case asyncpg.SerializationError() | asyncpg.DeadlockDetectedError():
+            return RetriesExhausted(str(error))
+        case OverflowError():
+            # The driver does not say where. The functions store no such time; the audit names the row.
+            return Corruption("a stored time is outside the years 1 to 9999; `times_finite` of the audit names it")
+        case asyncpg.InsufficientPrivilegeError():
+            return not_allowed(str(error), sql) or translate(error, target)
+        case _:
+            return translate(error, target)
 
 
 def check_server(connection: asyncpg.Connection[Any], target: str) -> None:

@@ -40,7 +40,7 @@ _INFO = (
 _EVENT = (
     "seq, occurred_at, partition, id, flow_id, namespace, tags, lease_type, outcome, operator_type, signal_effect,"
     " worker_type, lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by,"
-    " details, parent_id, lane, kind, log_epoch"
+    " details, parent_id, lane, kind, actor, log_epoch"
 )
 _SIGNAL = (
     "signal_id, signal_name, signal_category, source_type, source_identity, correlation_id, accepted_at, payload,"
@@ -529,6 +529,39 @@ LIST_LEADS = _rows("list_leads", 0, "name, process, left_ms, worker_instance_id"
 AUDIT = _rows("audit", 2, "rule, partition, id, detail")
 AUDIT_SAMPLE = _rows("audit_sample", 2, "rule, partition, id, detail")
 REPAIR_FLOORS = _rows("repair_floors", 1, "partition, id")
+
+# The server: API keys, the audit log, kept answers, bulk jobs, namespaces, failures
+
+_API_KEY = "id, name, scopes, namespaces, hides_payloads, created_at, expires_at, revoked_at, last_used_at"
+CREATE_API_KEY = _rows("create_api_key", 8, "code, created_at, expires_at")
+READ_API_KEY = _rows("read_api_key", 1, f"{_API_KEY}, digest, old_digest, is_usable, now")
+LIST_API_KEYS = _rows("list_api_keys", 4, _API_KEY)
+REVOKE_API_KEY = _value("revoke_api_key", 1, "found")
+ROTATE_API_KEY = _rows("rotate_api_key", 3, "code, name")
+NOTE_API_KEY_USE = _value("note_api_key_use", 1, "at")
+SET_ACTOR = "select set_config('flowfabric.actor', $1, true) as actor"
+WRITE_OPERATOR_AUDIT = _value("write_operator_audit", 7, "seq")
+LIST_OPERATOR_AUDIT = _rows(
+    "list_operator_audit", 10, "seq, at, actor, key_id, address, operation, target, outcome, request_id"
+)
+BEGIN_ANSWER = _rows("begin_answer", 7, "code, status, headers, body")
+FINISH_ANSWER = _value("finish_answer", 7, "finished")
+FORGET_ANSWER = _value("forget_answer", 4, "forgotten")
+IN_NAMESPACES = _value("in_namespaces", 4, "known")
+CREATE_BULK = _value("create_bulk", 15, "made")
+LIST_BULK = _rows(
+    "list_bulk",
+    3,
+    "id, operation, state, reason, actor, key_id, created_at, ended_at, namespace, lanes, kinds, states, tag_key,"
+    " tag_value, flow_id, parent_id, created_from, created_before, changed, unchanged, refused, refusals, failure",
+)
+RUN_BULK = _rows("run_bulk", 3, "state, handled")
+STOP_BULK = _value("stop_bulk", 3, "state")
+LIST_FAILURES = _rows(
+    "list_failures",
+    10,
+    "kind, state, error_type, message, n, last_ended_at, last_id, last_text, examined, is_complete",
+)
 
 # The deployment
 

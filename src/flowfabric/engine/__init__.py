@@ -21,6 +21,7 @@ several modules. `Engine` combines them all.
     schedules    schedules
     duties       timers
     reads        reads, vector
+    server       acting, api_keys, bulk, failures, kept_answers, namespaces
     audit        audit
 
 Results are frozen records, refusals are exceptions of one tree. The functions in the database decide what happens to
@@ -30,9 +31,12 @@ Rust.
 
 from __future__ import annotations
 
+from flowfabric.engine.acting import Acting
 from flowfabric.engine.admission import Admission
+from flowfabric.engine.api_keys import ApiKeys
 from flowfabric.engine.audit import Audits
 from flowfabric.engine.budgets import Budgets
+from flowfabric.engine.bulk import Bulk
 from flowfabric.engine.cascades import Cascades
 from flowfabric.engine.children import Children
 from flowfabric.engine.claims import Claims
@@ -41,14 +45,17 @@ from flowfabric.engine.control import Control
 from flowfabric.engine.edges import Edges
 from flowfabric.engine.events import Events
 from flowfabric.engine.executions import Executions
+from flowfabric.engine.failures import FailureReads
 from flowfabric.engine.flow_cancel import FlowCancels
 from flowfabric.engine.flow_reads import FlowReads
 from flowfabric.engine.flows import Flows
 from flowfabric.engine.grants import Grants
+from flowfabric.engine.kept_answers import KeptAnswers
 from flowfabric.engine.keys import Keys
 from flowfabric.engine.lanes import Lanes
 from flowfabric.engine.leases import Leases
 from flowfabric.engine.limits import LimitLookups
+from flowfabric.engine.namespaces import Namespaces
 from flowfabric.engine.quotas import Quotas
 from flowfabric.engine.reads import Reads
 from flowfabric.engine.schedules import Schedules
@@ -73,7 +80,8 @@ class Engine(
     Executions, Grants, Claims, Leases, Control, Steps, Streams, Watches, Budgets,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
-    Vector, Reads, Lanes, Workers, Schedules, Consumers, Subscriptions, Events, Timers, Audits, Service,
+    Vector, Bulk, Reads, FailureReads, Lanes, Workers, Schedules, Consumers, Subscriptions, Events, Timers, Audits,
+    Service, ApiKeys, KeptAnswers, Acting, Namespaces,
     Admission, Quotas, Edges, LimitLookups,
 ):  # fmt: skip
     """A connection to one deployment. `await Engine.connect()`, then `await engine.close()` or `async with`."""

@@ -48,7 +48,7 @@ class Writer:
         if self._operation.no_store:
             headers.append((b"cache-control", b"no-store"))
         if isinstance(body, EventStream):
-            headers += [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
+            headers += [(b"content-type", body.media.encode()), (b"x-accel-buffering", b"no")]
             return Finished(answer.status, headers, b"", body.pieces)
         if isinstance(body, bytes):
             data = body

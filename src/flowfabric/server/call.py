@@ -70,6 +70,7 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True)
 class EventStream:
-    """Server-sent events: pieces of the body, written as they come."""
+    """Server-sent events, or lines of JSON: pieces of the body, written as they come."""
 
     pieces: AsyncIterator[bytes]
+    media: str = "text/event-stream"

@@ -15,12 +15,13 @@ from typing import Any, Final
 from msgspec.structs import replace
 from starlette.requests import Request
 
+from flowfabric.engine.acting import Actor
 from flowfabric.errors import FlowFabricError
-from flowfabric.server import cursors, problems
+from flowfabric.server import audit, cursors, idempotency, problems
 from flowfabric.server.answers import Finished, Writer
-from flowfabric.server.call import Call, Caller
+from flowfabric.server.call import Answer, Call, Caller
 from flowfabric.server.limits import more_time
-from flowfabric.server.namespace import given_namespace
+from flowfabric.server.namespace import check_namespace, given_namespace
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.requests import Disconnected, Reader, read_body
@@ -73,7 +74,7 @@ class Endpoint:
             more_time(scope, None)
         elif (waits := getattr(query, "wait", None)) is not None:
             more_time(scope, float(waits))
-        body = None
+        body, data = None, b""
         if operation.method != "GET":
             data = await read_body(receive, headers, operation, service.limit_of(operation))
             body = reader.body(data, headers.get(b"content-type"))
@@ -93,11 +94,27 @@ class Endpoint:
         if operation.within is Within.GIVEN:
             named = getattr(query, "namespace", None)
             call.namespace = given_namespace(caller, getattr(body, "namespace", None) if named is None else named)
-        elif caller.namespaces is not None:
-            await self._check_namespace(call, caller.namespaces)
         if self._has_cursor and query.cursor is not None:
             call.query = replace(query, cursor=cursors.unseal(query.cursor, *self._writer.filters(call)))
-        return self._writer.write(call, await operation.handler(call))
+        if operation.is_audited or _is_kept(call):
+            return await self._in_transaction(call, data, scope)
+        return self._writer.write(call, await self._handle(call))
+
+    async def _handle(self, call: Call) -> Any:
+        if call.caller.namespaces is not None:
+            await check_namespace(call)
+        return await self.operation.handler(call)
+
+    async def _in_transaction(self, call: Call, data: bytes, scope: ASGIScope) -> Finished:
+        async def work(actor: Actor) -> Finished:
+            result = await self._handle(call)
+            if isinstance(result, Answer) and result.target is not None:
+                actor.target = result.target
+            return self._writer.write(call, result)
+
+        if _is_kept(call):
+            return await idempotency.once(call, data, request_id(scope), work, lambda error: refused(error, scope))
+        return await audit.acting(call, request_id(scope), work)
 
     async def _caller(self, headers: dict[bytes, bytes], address: str) -> Caller:
         scope, keys = self.operation.scope, self._service.keys
@@ -119,18 +136,10 @@ class Endpoint:
             raise Problem(403, "forbidden", f"the API key lacks the scope {scope}")
         return caller
 
-    async def _check_namespace(self, call: Call, namespaces: tuple[str, ...]) -> None:
-        match self.operation.within:
-            case Within.EXECUTION:
-                found = await self._service.engine.read_execution_info(call.path["execution_id"])
-                if found is None or found.namespace not in namespaces:
-                    raise problems.not_found("execution", call.path["execution_id"])
-            case Within.FLOW:
-                flow = await self._service.engine.describe_flow(call.path["flow_id"])
-                if flow is None or flow.namespace not in namespaces:
-                    raise problems.not_found("flow", call.path["flow_id"])
-            case Within.EVERY:
-                raise Problem(403, "forbidden", "the operation concerns all namespaces, and the API key has only some")
+
+def _is_kept(call: Call) -> bool:
+    """Whether the answer is kept for repeats."""
+    return call.idempotency_key is not None and call.operation.repeats in (Repeats.KEPT, Repeats.SECRET)
 
 
 def _idempotency_key(headers: dict[bytes, bytes], operation: Operation) -> str | None:

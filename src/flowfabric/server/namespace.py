@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from flowfabric.server import problems
 from flowfabric.server.call import Call, Caller
+from flowfabric.server.operation import Within
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.values.ids import ExecutionId, FlowId
 
@@ -29,12 +30,22 @@ def given_namespace(caller: Caller, given: str | None) -> str | None:
     return given
 
 
+async def check_namespace(call: Call) -> None:
+    """Refuse a request of a key with namespaces that names something outside of them."""
+    match call.operation.within:
+        case Within.EXECUTION:
+            await own_execution(call, call.path["execution_id"])
+        case Within.FLOW:
+            await check_flow(call, call.path["flow_id"])
+        case Within.EVERY:
+            raise Problem(403, "forbidden", "the operation concerns all namespaces, and the API key has only some")
+
+
 async def check_flow(call: Call, flow_id: FlowId | None) -> None:
     """Refuse a flow of a namespace that the caller does not have, as an unknown one."""
     if flow_id is None or call.caller.namespaces is None:
         return
-    found = await call.engine.describe_flow(flow_id)
-    if found is None or found.namespace not in call.caller.namespaces:
+    if not (await call.engine.in_namespaces(call.caller.namespaces, [], [flow_id]))[0]:
         raise problems.not_found("flow", flow_id)
 
 
@@ -46,12 +57,8 @@ async def own_execution(call: Call, execution_id: ExecutionId) -> None:
 
 async def own_executions(call: Call, execution_ids: Iterable[ExecutionId]) -> set[ExecutionId]:
     """Of some executions, those that the key may see; all of them for a key without namespaces."""
-    allowed = call.caller.namespaces
-    if allowed is None:
-        return set(execution_ids)
-    own: set[ExecutionId] = set()
-    for one in execution_ids:
-        found = await call.engine.read_execution_info(one)
-        if found is not None and found.namespace in allowed:
-            own.add(one)
-    return own
+    asked = list(execution_ids)
+    if call.caller.namespaces is None or not asked:
+        return set(asked)
+    known = await call.engine.in_namespaces(call.caller.namespaces, asked)
+    return {one for one, is_known in zip(asked, known, strict=True) if is_known}

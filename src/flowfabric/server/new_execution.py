@@ -15,6 +15,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.server import problems
 from flowfabric.server.call import Call
 from flowfabric.server.namespace import given_namespace
+from flowfabric.server.operation import Instant
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import PARTITION_VALUES, ExecutionId, FlowId, mint_execution_id
@@ -47,9 +48,9 @@ class SubmitExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     idempotency_key: str | None = None
     tags: dict[str, str] | None = None
     policy: dict[str, Any] | None = None
-    delay_until: datetime | None = None
+    delay_until: Instant | None = None
     delay_seconds: float | None = None
-    execution_deadline_at: datetime | None = None
+    execution_deadline_at: Instant | None = None
     execution_deadline_seconds: float | None = None
     execution_id: ExecutionId | None = None
     flow_id: FlowId | None = None

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from flowfabric.values.api_key import Scope
 
 if TYPE_CHECKING:
     from flowfabric.server.call import Call
+
+__all__ = ["CONTROL", "LARGE", "MEDIUM", "Empty", "Operation", "Repeats", "Scope", "Within"]
 
 KIB = 1024
 LARGE = 1024 * KIB  # submissions
 MEDIUM = 256 * KIB  # signals and callbacks
 CONTROL = 64 * KIB  # everything else
-
-
-class Scope(StrEnum):
-    """What an API key may do. `admin` includes all; no other scope includes another."""
-
-    READ = "read"
-    SUBMIT = "submit"
-    OPERATE = "operate"
-    WORKER = "worker"
-    ADMIN = "admin"
 
 
 class Within(StrEnum):
@@ -52,6 +47,8 @@ class Repeats(StrEnum):
     FENCED = "fenced"  # the worker protocol: repeatable by its fence
 
 
+Instant = Annotated[datetime, Meta(tz=True)]  # in a request: with a time zone
+
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -77,6 +74,7 @@ class Operation:
     repeats: Repeats = Repeats.SAFE
     etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds If-Match
     no_store: bool = False
+    by_owner: bool = False  # only the owner of the schema may do it: it runs on the owner's connection, if there is one
     streams: bool = False  # the answer has no end of its own: no time limit, no compression
     links: Mapping[str, str] = field(default_factory=dict)  # name of an operation -> member of the answer that it takes
 
@@ -92,5 +90,5 @@ class Operation:
 
     @property
     def is_audited(self) -> bool:
-        """Whether the audit log has a row for each call: a mutation that needs `operate` or `admin`."""
-        return self.method != "GET" and self.scope in (Scope.OPERATE, Scope.ADMIN)
+        """Whether the audit log has a row for each call: a mutation that needs `operate`, `admin` or a link."""
+        return self.method != "GET" and self.scope in (None, Scope.OPERATE, Scope.ADMIN)

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
-from flowfabric._taxonomy import TAXONOMY
 from flowfabric.errors import (
     FlowFabricError,
     InvalidInput,
@@ -219,15 +218,70 @@ def internal() -> Problem:
 
 def codes() -> dict[str, str]:
     """Every code, with what a page says about it."""
-    found = {code: own.text for code, own in OWN.items()}
-    for row in TAXONOMY:
-        found.setdefault(row.code, TEXTS.get(row.code, ""))
-    return found
+    return {**TEXTS, **{code: own.text for code, own in OWN.items()}}
 
 
 TEXTS: Final[Mapping[str, str]] = {
     "not_found": "Nothing of this name exists, or it belongs to a namespace that the API key does not have.",
     "invalid_input": "A value is malformed or out of range; `errors` names the member and what is allowed.",
+    "capability_mismatch": "The worker lacks a capability that the execution requires.",
+    "invalid_capabilities": "A list of capabilities is malformed, or too long.",
+    "invalid_policy_json": "The policy of an execution is malformed; the detail names the member.",
+    "invalid_blocking_reason": "An execution cannot be held back for this reason; the detail lists those that exist.",
+    "payload_too_large": "A payload is longer than the engine stores.",
+    "signal_limit_exceeded": "The execution has received as many signals as its policy allows.",
+    "invalid_token": "The token of the waitpoint is wrong, or its signing key has been retired.",
+    "invalid_waitpoint_for_execution": "The waitpoint belongs to another execution.",
+    "invalid_dependency": "An edge names an execution that cannot be at this end of it.",
+    "invalid_kid": "The id of the signing key is malformed.",
+    "invalid_secret_hex": "The secret of the signing key is not hexadecimal, or too short.",
+    "invalid_grace_ms": "The time for which the old signing key stays valid is out of range.",
+    "retention_limit_exceeded": "More would be kept than the retention allows.",
+    "invalid_budget_scope": "The scope of the budget is malformed.",
+    "payload_refused": "The payload of a signal does not fit what the task waits for; the wait stays open.",
+    "validation_error": "Stored data cannot be read; nothing can be done with this request until it is repaired.",
+    "contention": "Another call was faster, or it is too early or too late. Read the state again; `retryable` says"
+    " whether repeating the request can succeed.",
+    "rate_limit_exceeded": "A quota has no room now; `Retry-After` says when to come back.",
+    "retry_exhausted": "The database refused three times in a row because of concurrent changes. Nothing was written.",
+    "dependency_already_exists": "The flow has this edge already, and it is different.",
+    "cycle_detected": "The edge would close a cycle in the graph of the flow.",
+    "self_referencing_edge": "An execution cannot depend on itself.",
+    "execution_already_in_flow": "The execution is a member of another flow.",
+    "waitpoint_already_exists": "The execution has an open waitpoint of this key.",
+    "rotation_conflict": "Another signing key of this id exists, with another secret.",
+    "duplicate_submission": "The id, or the idempotency key, belongs to another submission.",
+    "instance_in_use": "Another worker has registered under this instance id.",
+    "api_key_exists": "Another API key has this id.",
+    "state_conflict": "The state of the execution, the waitpoint or the flow does not allow it; `kind` says what is in"
+    " the way.",
+    "already_satisfied": "It has been done, or is no longer needed.",
+    "execution_not_terminal": "Only an execution that has ended can be replayed, deleted or redacted.",
+    "execution_redacted": "The data of the execution was removed: it cannot run again.",
+    "max_replays_exhausted": "The execution has been replayed as often as its policy allows.",
+    "not_runnable": "Only an execution that waits for a worker can be changed like this.",
+    "terminal": "The execution has ended.",
+    "flow_already_terminal": "The flow has ended, or is being cancelled: its graph cannot change any more.",
+    "api_key_revoked": "The API key has been revoked, which cannot be undone. Make a new one.",
+    "lane_closed": "The lane accepts no new executions.",
+    "transport": "The server could not reach its database, or lost it. Try again.",
+    "timeout": "The database, or an operation of the server, did not answer in time.",
+    "protocol": "The database answered in a way that the server does not understand.",
+    "other": "The server's connection to its database is not usable; its log has the reason.",
+    "auth": "The server's user lacks a right in its database; its log has the reason.",
+    "unavailable": "This deployment does not offer the operation; the detail says why.",
+    "resource_exhausted": "Too many calls of this kind run in the server at the same time.",
+    "worker_at_capacity": "The worker has no free slot for the grant, which stays valid until it expires.",
+    "task_failed": "The execution ended without a result; `kind` is its final state.",
+    "purged": "The execution, or its data, is no longer stored: its retention ended, or it was deleted or redacted.",
+    "step_failed": "A durable step of the execution failed.",
+    "steps_changed": "The recorded steps no longer match the code of the task.",
+    "no_signal": "A wait ended without its signals.",
+    "budget_hard_breach": "The amount does not fit under a hard limit of the budget; nothing was counted.",
+    "cursor_ahead": "The event log does not reach this cursor: it was restored from a backup. Start where the"
+    " detail says.",
+    "cursor_expired": "Events after this cursor were removed; start at the oldest one.",
+    "stream_disconnected": "A subscription ended; subscribe again with its cursor.",
 }
 
 encode = msgspec.json.Encoder().encode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Final, get_origin
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -15,12 +15,14 @@ from flowfabric.errors import InvalidInput
 from flowfabric.server.answers import union_members
 from flowfabric.server.operation import Operation
 from flowfabric.server.problems import FieldError, Problem
+from flowfabric.server.wrong_members import wrong_members
 from flowfabric.values.ids import parse_uuid
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 _NAMES: Final = frozenset(("worker_id", "key_id"))  # texts, though they end like ids
 _WHERE: Final = re.compile(r" - at `\$?(.*)`$")
+_NOT_JSON: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _INT: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -76,15 +78,26 @@ class Reader:
         if not errors:
             try:
                 return msgspec.convert(given, self._query, strict=False)
+            except msgspec.ValidationError:
+                pass
+        raise _wrong([*errors, *self._wrong_parameters(given)])
+
+    def _wrong_parameters(self, given: Mapping[str, Any]) -> Iterator[FieldError]:
+        for one in fields(self._query):
+            name = one.encode_name
+            if name not in given:
+                if one.required:
+                    yield FieldError("missing", parameter=name)
+                continue
+            try:
+                msgspec.convert(given[name], one.type, strict=False)
             except msgspec.ValidationError as error:
-                detail, pointer = _located(error)
-                errors.append(FieldError(detail, parameter=pointer.strip("/").split("/")[0] or None))
-        raise _wrong(errors)
+                yield FieldError(_located(error)[0], parameter=name)
 
     def body(self, data: bytes, content_type: bytes | None) -> Any:
         """The record of the body; None for an operation that takes none."""
         if self._decoder is None:
-            if data.strip():
+            if data.strip() not in (b"", b"{}"):
                 raise Problem(422, "invalid_request", f"{self._operation.method} {self._operation.path} takes no body")
             return None
         if not data and self._no_body is not None:
@@ -98,10 +111,33 @@ class Reader:
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
-            detail, pointer = _located(error)
-            raise _wrong([FieldError(detail, pointer=pointer)]) from None
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise Problem(400, "invalid_json", f"the body is not JSON: {error}") from None
+            _check_syntax(data)
+            return self._nearly(data, error)
+        except _NOT_JSON as error:
+            raise _not_json(error) from None
+
+    def _nearly(self, data: bytes, error: msgspec.ValidationError) -> Any:
+        """The record of a body that only JSON Schema accepts, such as 2.0 for an integer; else every wrong member."""
+        assert self._operation.body is not None
+        errors = wrong_members(self._operation.body, data)
+        if not errors:
+            try:
+                return msgspec.json.decode(data, type=self._operation.body, strict=False)
+            except msgspec.MsgspecError:
+                detail, pointer = _located(error)
+                errors = [FieldError(detail, pointer=pointer)]
+        raise _wrong(errors)
+
+
+def _check_syntax(data: bytes) -> None:
+    try:
+        msgspec.json.decode(data)
+    except _NOT_JSON as error:
+        raise _not_json(error) from None
+
+
+def _not_json(error: Exception) -> Problem:
+    return Problem(400, "invalid_json", f"the body is not JSON: {error}")
 
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], operation: Operation, limit: int) -> bytes:
@@ -163,10 +199,20 @@ def _located(error: msgspec.ValidationError) -> tuple[str, str]:
     return text[: found.start()], "".join(f"/{name or place}" for name, place in steps)
 
 
+def is_uuid(name: str) -> bool:
+    """Whether a parameter of a path is a UUID."""
+    return name.endswith("_id") and name not in _NAMES
+
+
+def is_number(name: str) -> bool:
+    """Whether a parameter of a path is a number."""
+    return name == "attempt"
+
+
 def _parser(name: str) -> Callable[[str, str], Any] | None:
-    if name.endswith("_id") and name not in _NAMES:
+    if is_uuid(name):
         return _uuid
-    return _int if name == "attempt" else None
+    return _int if is_number(name) else None
 
 
 def _uuid(value: str, name: str) -> UUID:

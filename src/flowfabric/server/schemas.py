@@ -1,7 +1,7 @@
 """JSON schemas of records, in the JSON form: of requests as they are read, of answers as they are written.
 
-Made from the types by the same rules as `contracts.json_form`: durations are numbers of seconds, bytes a text or base64,
-a record of several has the member `status`.
+Made from the types by the same rules as `contracts.json_form`: durations are numbers of seconds, bytes a text or
+base64, a record of several has the member `status`.
 """
 
 from __future__ import annotations

@@ -45,12 +45,16 @@ class NoKeys:
 class Service:
     """The engine, and what stands between it and the requests of one process."""
 
-    def __init__(self, engine: Engine, *, app: App | None = None, keys: Keys | None = None) -> None:
+    def __init__(
+        self, engine: Engine, *, app: App | None = None, keys: Keys | None = None, owner: Engine | None = None
+    ) -> None:
         """`app`: whose tasks check arguments, and whose codecs read and write payloads.
 
         `keys`: where API keys are looked up; None: there is none, and every operation that needs one is refused.
+        `owner`: an engine connected as the owner of the schema, for what no other role may do.
         """
         self.engine = engine
+        self.owner = owner
         self.app = app
         self.keys: Keys | None = keys
         self.codecs = None if app is None else app.codecs

@@ -100,6 +100,7 @@ class RecordedEvent(Struct, frozen=True, kw_only=True):
     parent_id: ExecutionId | None
     lane_id: str | None
     execution_kind: str | None
+    actor: str | None
 
 
 def sees_leases(caller: Caller) -> bool:

@@ -82,7 +82,7 @@ class Event(Struct, frozen=True, kw_only=True):
     """One transition. A row that ends a leased execution belongs to both the lease and the completion family.
 
     `parent_id` is set when a child ends: the execution whose handler submitted it. `lane_id` and `execution_kind` are
-    those of the execution.
+    those of the execution. `actor` is the name of the API key with which an operator did this over HTTP.
     """
 
     cursor: EventCursor
@@ -108,6 +108,7 @@ class Event(Struct, frozen=True, kw_only=True):
     parent_id: ExecutionId | None = None
     lane_id: str | None = None
     execution_kind: str | None = None
+    actor: str | None = None
 
     @property
     def families(self) -> tuple[Family, ...]:
@@ -162,10 +163,11 @@ class SignalEvent(_Envelope, frozen=True, kw_only=True):
 
 
 class OperatorEvent(_Envelope, frozen=True, kw_only=True):
-    """An operator, or a limit, changed something: `details` says what."""
+    """An operator, or a limit, changed something: `details` says what, `actor` with whose API key it was done."""
 
     event_type: str
     reason: str | None = None
+    actor: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 
@@ -235,7 +237,11 @@ def signal_event(event: Event) -> SignalEvent:
 def operator_event(event: Event) -> OperatorEvent:
     """Return the operator part of a row."""
     return OperatorEvent(
-        **_envelope(event), event_type=event.operator_type or "", reason=event.reason, details=event.details or {}
+        **_envelope(event),
+        event_type=event.operator_type or "",
+        reason=event.reason,
+        actor=event.actor,
+        details=event.details or {},
     )
 
 

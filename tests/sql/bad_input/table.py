@@ -12,12 +12,14 @@ import msgspec
 
 import flowfabric as ff
 from flowfabric.values.budget import Reserved
+from flowfabric.values.bulk import ExecutionFilter
 from flowfabric.values.conditions import AllMet, Count, CountKind, on
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import Edge
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.joins import AnyOf, Quorum
+from flowfabric.values.kept_answer import AnswerKey
 from flowfabric.values.lease import Fence, Operator
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy
@@ -153,6 +155,10 @@ class World:
         self.held = await self._claimed(engine)
         self.pending = await engine.create_waitpoint(self.held.handle, "k", timedelta(days=1))
         await engine.open_wait(self.held.handle, "w", 0, ["k"], None)
+        self.key_id = (await engine.create_api_key("standing", ["read"])).key_id
+        self.bulk = await engine.create_bulk("cancel", ExecutionFilter(kinds=("nothing of it",)), actor="a")
+        self.answer = AnswerKey(key_id="", operation="o", idempotency_key="k", holder=UUID(UUID_TEXT))
+        await engine.begin_answer(self.answer, b"r")
         await engine.put_schedule("standing", kind="k", timing={"every_ms": 5}, next_at=DUE)
         self.waiting = await submit(engine, tags={"a.b": "c"})
         self.blocked = await submit(engine)

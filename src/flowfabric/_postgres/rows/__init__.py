@@ -20,6 +20,7 @@ from flowfabric._postgres.rows.flows import edge, flow_info, flow_snapshot, flow
 from flowfabric._postgres.rows.lanes import lane, lane_stats
 from flowfabric._postgres.rows.quotas import quota_key, quota_policy
 from flowfabric._postgres.rows.schedules import due_schedule, schedule
+from flowfabric._postgres.rows.server import api_key, audit_entry, bulk_job, failure_group, stored_api_key
 from flowfabric._postgres.rows.steps import step
 from flowfabric._postgres.rows.streams import appended, frame, stream_pages, stream_summary
 from flowfabric._postgres.rows.values import Row, decode_json
@@ -40,9 +41,12 @@ from flowfabric._postgres.rows.workers import leader, live_version, uncovered, u
 __all__ = [
     "FOR_ALL",
     "Row",
+    "api_key",
     "appended",
     "attempt",
+    "audit_entry",
     "budget",
+    "bulk_job",
     "by_place",
     "cancelled",
     "child",
@@ -55,6 +59,7 @@ __all__ = [
     "execution",
     "execution_usage",
     "expired_lease",
+    "failure_group",
     "flow_info",
     "flow_snapshot",
     "flow_summary",
@@ -78,6 +83,7 @@ __all__ = [
     "spend",
     "started",
     "step",
+    "stored_api_key",
     "stream_pages",
     "stream_summary",
     "suspended_execution",

@@ -33,4 +33,5 @@ def event(row: Row, epoch: int) -> Event:
         parent_id=None if row["parent_id"] is None else ExecutionId(row["parent_id"]),
         lane_id=row["lane"],
         execution_kind=row["kind"],
+        actor=row["actor"],
     )

@@ -31,9 +31,11 @@ begin
                  release_admission release_as_operator renew replay revoke_lease settle_wait signal_by_key stop_changed suspend unblock unblock_limited unwatch
                  update_quota_policy verify_grant
                  wait_children wait_children_as_operator use_budgets report_usage_admin record_spend create_budget update_budget
-                 bind_limit unbind_limit reset_budget release_budget reset_due_budgets collect_ended reconcile_budgets pause_for_budget'),
+                 bind_limit unbind_limit reset_budget release_budget reset_due_budgets collect_ended reconcile_budgets pause_for_budget
+                 begin_answer create_api_key create_bulk finish_answer forget_answer note_api_key_use read_api_key revoke_api_key rotate_api_key
+                 run_bulk stop_bulk'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
-                'find_ids find_limits find_unreported find_unserved read_held count_held list_children may_submit read_outcomes read_steps read_budgets find_budgets read_usage'),
+                'find_ids find_limits find_unreported find_unserved read_held count_held list_children may_submit read_outcomes read_steps read_budgets find_budgets read_usage in_namespaces list_failures'),
             ('ordered', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
                               'enable_sort = off', 'jit = off'],
                 'list_held'),
@@ -53,7 +55,7 @@ begin
             ('pages', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
                             'enable_sort = off', 'jit = off'],
                 'list_consumers list_partition list_worker_events list_workers look_for_due next_due read_events read_gauges scan_eligible
-                 trim_worker_events list_bindings list_budgets list_spend'),
+                 trim_worker_events list_bindings list_budgets list_spend list_api_keys list_bulk list_operator_audit'),
             ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'], 'run_timers'),
             ('audit', array['plan_cache_mode = force_generic_plan', 'jit = off'], 'audit'),
             ('log', array['enable_nestloop = off', 'jit = off'], 'audit_log'),

@@ -15,7 +15,7 @@ from flowfabric.server import problems, visible
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.namespace import check_flow
 from flowfabric.server.new_execution import SubmitExecution, new_execution
-from flowfabric.server.operation import LARGE, Operation, Repeats, Scope, Within
+from flowfabric.server.operation import LARGE, Instant, Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem, ProblemDocument
 from flowfabric.server.visible import DeliveredSignal, RecordedEvent, RecordedStep
 from flowfabric.values.attempt import Attempt
@@ -51,8 +51,8 @@ class ListExecutions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tag: str | None = None
     flow_id: FlowId | None = None
     parent_id: ExecutionId | None = None
-    created_from: datetime | None = None
-    created_before: datetime | None = None
+    created_from: Instant | None = None
+    created_before: Instant | None = None
     stopped: bool = False
     order_by: Literal["created", "ended"] = "created"
     cursor: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -12,6 +12,7 @@ from flowfabric.errors import FlowFabricError, NotFound
 from flowfabric.server import problems
 from flowfabric.server.call import Answer, Call
 from flowfabric.server.metrics import MEDIA as METRICS_MEDIA
+from flowfabric.server.openapi import document
 from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.server.service import Service
@@ -86,6 +87,13 @@ async def problem(call: Call) -> ProblemPage:
     return ProblemPage(code=code, title=problems.title(code), detail=text)
 
 
+async def openapi(call: Call) -> Answer:
+    """Return the OpenAPI document of this server."""
+    from flowfabric.server.operations import OPERATIONS as TABLE  # noqa: PLC0415 - the table has this module in it
+
+    return Answer(body=document(TABLE, call.request.scope.get("root_path", "")))
+
+
 def _probe(path: str, handler: object, **more: object) -> Operation:
     return Operation(method="GET", path=path, handler=handler, scope=None, within=Within.NONE, no_store=True, **more)  # type: ignore[arg-type]
 
@@ -103,6 +111,15 @@ OPERATIONS = (
         answers={200: bytes},
         media=METRICS_MEDIA,
         no_store=True,
+    ),
+    Operation(
+        method="GET",
+        path="/openapi.json",
+        handler=openapi,
+        scope=None,
+        within=Within.NONE,
+        answers={200: dict[str, Any]},
+        etag=True,
     ),
     Operation(
         method="GET",

@@ -1,5 +1,5 @@
 -- The schema, in chapters: deployment, keys, lanes, executions, the queue, timers, attempts, lists, grants, limits, budgets,
--- steps, streams, waits, flows, schedules, events, processes, the registry; then the types that functions pass around, and the
+-- steps, streams, waits, flows, schedules, events, processes, the registry, the server; then the types that functions pass around, and the
 -- views that readers use.
 --
 -- Rows are separated by how often they change and by which calls read them:
@@ -29,7 +29,8 @@ create table flowfabric.deployment (
     failure_retention interval not null default '14 days',  -- how long failed and expired executions are kept
     event_heartbeats  boolean not null default false,       -- renewals of leases and heartbeats of workers are events too
     worker_event_retention interval not null default '24 hours', -- how long events of workers are kept
-    event_floor       bigint not null default 0             -- the last number of the events that were removed
+    event_floor       bigint not null default 0,            -- the last number of the events that were removed
+    operator_audit_retention interval not null default '400 days'   -- how long rows of the audit log are kept
 );
 insert into flowfabric.deployment (flow_partitions) values (256);
 
@@ -1004,7 +1005,9 @@ create table flowfabric.event (
     revoked_by         text,
     details            jsonb,
     signal_effect      text,                   -- signal family: what a delivery did
-    worker_type        text                    -- worker family: registered, heartbeat, marked_dead, ttl_swept
+    worker_type        text,                   -- worker family: registered, heartbeat, marked_dead, ttl_swept
+    actor              text                    -- who did it, if the transaction says so (server/write_operator_audit.sql)
+        default nullif(current_setting('flowfabric.actor', true), '')
 ) partition by list (slot);
 create table flowfabric.event_0 partition of flowfabric.event for values in (0);
 create table flowfabric.event_1 partition of flowfabric.event for values in (1);
@@ -1142,6 +1145,92 @@ create table flowfabric.worker_event (
 );
 create index worker_event_by_time on flowfabric.worker_event (occurred_at);
 create index worker_event_by_worker on flowfabric.worker_event (namespace, worker_instance_id, seq);
+
+-- The server ----------------------------------------------------------------------------------------------------------
+
+-- API keys: who may call over HTTP. The secret is 256 random bits; only its digest is stored.
+create table flowfabric.api_key (
+    id              text collate "C" primary key,   -- part of the key, not secret
+    name            text collate "C" not null,      -- who it is, in the audit log and in approvals
+    digest          bytea not null,                 -- SHA-256 of the secret
+    old_digest      bytea,                          -- after a rotation: of the secret before, accepted
+    old_until       timestamptz,                    --   until then
+    scopes          text[] not null
+        constraint api_key_scopes_known check (scopes <@ array['read', 'submit', 'operate', 'worker', 'admin'] and scopes <> '{}'),
+    namespaces      text[],                         -- the only ones it reaches; null: all
+    hides_payloads  boolean not null,               -- answers contain no inputs, results, steps, frames or tracebacks
+    created_at      timestamptz not null,
+    expires_at      timestamptz,
+    revoked_at      timestamptz,
+    last_used_at    timestamptz                     -- to the minute
+);
+create unique index api_key_name_is_unique on flowfabric.api_key (name) where revoked_at is null;
+create index api_key_by_time on flowfabric.api_key (created_at, id);
+
+-- What operators did over HTTP, whether it succeeded or was refused; written in the transaction of what it tells of.
+create table flowfabric.operator_audit (
+    seq        bigint generated always as identity primary key,
+    at         timestamptz not null,
+    actor      text not null,         -- the name of the API key, or of who held a link
+    key_id     text,                  -- of the API key; null: a link
+    address    text,                  -- of the client
+    operation  text not null,
+    target     text,                  -- the ids or names it was about
+    outcome    text not null,         -- ok, or the code of the refusal
+    request_id text
+);
+create index operator_audit_by_time on flowfabric.operator_audit (at);
+
+-- Answers to requests with an idempotency key, for repeats of the request.
+create table flowfabric.kept_answer (
+    key_id          text collate "C" not null,    -- the API key that made the request; empty: none
+    operation       text collate "C" not null,
+    idempotency_key text collate "C" not null,
+    request         bytea not null,               -- SHA-256 of what was asked
+    holder          uuid not null,                -- the request that is under way, or was answered
+    held_until      timestamptz,                  -- while it is under way: until when it counts as such; null: answered
+    status          integer,                      -- null and answered: the answer has a secret and was not stored
+    headers         text,                         -- JSON
+    body            bytea,
+    expires_at      timestamptz not null,
+    primary key (key_id, operation, idempotency_key)
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index kept_answer_by_expiry on flowfabric.kept_answer (expires_at);
+
+-- Cancelling or replaying everything that matches, in chunks. A chunk and the progress are one transaction under the
+-- row's lock: whoever runs the next one, after a crash or beside another process, continues where the last one ended.
+create table flowfabric.bulk_job (
+    id             uuid primary key,
+    operation      text not null constraint bulk_job_operation_known check (operation in ('cancel', 'replay')),
+    state          text not null constraint bulk_job_state_known check (state in ('running', 'done', 'stopped', 'failed')),
+    reason         text,
+    actor          text not null,
+    key_id         text,
+    created_at     timestamptz not null,
+    ended_at       timestamptz,
+    -- the filter, as `find` takes it
+    namespace      text,
+    lanes          text[],
+    kinds          text[],
+    states         text[] not null,
+    tag_key        text,
+    tag_value      text,
+    flow_id        uuid,
+    parent_id      uuid,
+    created_from   timestamptz,
+    created_before timestamptz not null,
+    -- progress
+    after_at        timestamptz,           -- where the last chunk ended
+    after_id        uuid,
+    after_partition integer,
+    changed        bigint not null default 0,
+    unchanged      bigint not null default 0,     -- had been cancelled before
+    refused        bigint not null default 0,
+    refusals       jsonb not null default '[]',   -- the first of them
+    failure        text                           -- why it failed
+);
+create index bulk_job_running on flowfabric.bulk_job (created_at, id) where state = 'running';
+create index bulk_job_ended on flowfabric.bulk_job (ended_at) where ended_at is not null;
 
 -- Types ---------------------------------------------------------------------------------------------------------------
 

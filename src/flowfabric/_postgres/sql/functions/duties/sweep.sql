@@ -1,6 +1,6 @@
 -- sweep: remove expired idempotency records, keys of usage, settled reservations, grants with their slots, watches, unused
 -- limit sets, empty flows, segments of the event log and of best-effort
--- frames past their retention, and workers that nothing refers to.
+-- frames past their retention, workers that nothing refers to, kept answers, and what the audit log and bulk jobs keep too long.
 --
 -- Roles    work, operate
 create or replace function flowfabric.sweep(p_limit integer) returns integer
@@ -49,6 +49,23 @@ begin
         select x.ctid from flowfabric.sleeper x where x.until < clock_timestamp() - interval '1 minute' limit p_limit));
     delete from flowfabric.follower f where f.ctid = any (array(
         select x.ctid from flowfabric.follower x where x.until < clock_timestamp() - interval '1 minute' limit p_limit));
+    delete from flowfabric.kept_answer k where k.ctid = any (array(
+        select x.ctid from flowfabric.kept_answer x where x.expires_at <= v_now
+        order by x.expires_at limit p_limit for update skip locked));
+    get diagnostics v_n = row_count;
+    v_sum := v_sum + v_n;
+    delete from flowfabric.operator_audit a where a.ctid = any (array(
+        select x.ctid from flowfabric.operator_audit x
+        where x.at <= v_now - (select d.operator_audit_retention from flowfabric.deployment d)
+        order by x.at limit p_limit for update skip locked));
+    get diagnostics v_n = row_count;
+    v_sum := v_sum + v_n;
+    delete from flowfabric.bulk_job b where b.ctid = any (array(
+        select x.ctid from flowfabric.bulk_job x
+        where x.ended_at <= v_now - (select d.failure_retention from flowfabric.deployment d)
+        order by x.ended_at limit p_limit for update skip locked));
+    get diagnostics v_n = row_count;
+    v_sum := v_sum + v_n;
     -- Flows that never had a member.
     delete from flowfabric.flow f using (
         select x.ctid as tid from flowfabric.flow x, flowfabric.deployment d

@@ -13,7 +13,7 @@ returns table (seq bigint, occurred_at timestamptz, partition integer, id uuid, 
                tags jsonb, lease_type text, outcome text, operator_type text, signal_effect text, worker_type text,
                lease_id uuid, lease_epoch bigint, attempt_id uuid, attempt_index integer, worker_id text,
                worker_instance_id text, reason text, revoked_by text, details jsonb, parent_id uuid, lane text, kind text,
-               log_epoch bigint)
+               actor text, log_epoch bigint)
 language plpgsql stable security definer as $$
 #variable_conflict use_column
 declare
@@ -52,7 +52,7 @@ begin
            e.operator_type, e.signal_effect, e.worker_type, case when v_sees then e.lease_id end, e.lease_epoch,
            e.attempt_id, e.attempt_index, coalesce(w.worker_id, case when e.worker_type is not null then e.details ->> 'worker_id' end),
            coalesce(w.worker_instance_id, case when e.worker_type is not null then e.details ->> 'worker_instance_id' end),
-           e.reason, e.revoked_by, e.details, e.parent_id, r.lane, r.kind, null::bigint
+           e.reason, e.revoked_by, e.details, e.parent_id, r.lane, r.kind, e.actor, null::bigint
     from mine e
     left join flowfabric.worker w on w.id = e.worker
     left join flowfabric.route r on r.id = e.route

@@ -1,0 +1,92 @@
+"""Repeated requests: the answer to a request with an `Idempotency-Key` is kept for 24 hours and given again."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from flowfabric.engine.acting import Actor
+from flowfabric.errors import FlowFabricError
+from flowfabric.server import audit
+from flowfabric.server.answers import Finished
+from flowfabric.server.call import Call
+from flowfabric.server.operation import Repeats
+from flowfabric.server.problems import Problem
+from flowfabric.values.kept_answer import AnswerKey, Repeat
+
+_REPEATED: Final = (b"idempotency-replayed", b"true")
+
+
+async def once(
+    call: Call,
+    data: bytes,
+    request_id: str,
+    work: Callable[[Actor], Awaitable[Finished]],
+    refused: Callable[[Exception], Finished],
+) -> Finished:
+    """Answer a request with an idempotency key: by `work`, in one transaction with its answer, or as it was answered.
+
+    A refusal is kept like any answer, unless a repeat may have another result: those from 500 on, and 429.
+    """
+    key = AnswerKey(
+        key_id=call.caller.key_id or "",
+        operation=call.operation.name,
+        idempotency_key=call.idempotency_key or "",
+        holder=uuid.uuid4(),
+    )
+    earlier = await call.service.engine.begin_answer(key, _digest(call, data))
+    match earlier.repeat:
+        case Repeat.DONE if earlier.status is not None:
+            headers = [(name.encode(), value.encode()) for name, value in earlier.headers.items()]
+            return Finished(earlier.status, [*headers, _REPEATED], earlier.body)
+        case Repeat.DONE:
+            raise Problem(409, "repeated_secret", "the answer had a secret, which is shown once; make a new one")
+        case Repeat.UNDER_WAY:
+            raise Problem(409, "request_in_progress", "a request with this Idempotency-Key is still under way")
+        case Repeat.OTHER_REQUEST:
+            raise Problem(422, "idempotency_key_reused", "the Idempotency-Key was used for another request")
+    is_secret = call.operation.repeats is Repeats.SECRET
+    is_kept = False
+
+    async def keep(finished: Finished, *, secret: bool) -> None:
+        nonlocal is_kept
+        await call.engine.finish_answer(
+            key,
+            status=None if secret else finished.status,
+            headers={name.decode(): value.decode() for name, value in finished.headers},
+            body=finished.body,
+        )
+        is_kept = True
+
+    async def kept_work(actor: Actor) -> Finished:
+        try:
+            finished = await work(actor)
+        except (FlowFabricError, Problem) as error:
+            answer = refused(error)
+            if not is_secret and answer.status < 500 and answer.status != 429 and not call.engine.will_roll_back:
+                await keep(answer, secret=False)
+            raise
+        await keep(finished, secret=is_secret)
+        return finished
+
+    try:
+        return await audit.acting(call, request_id, kept_work)
+    except BaseException:
+        if not is_kept:
+            await call.service.engine.forget_answer(key)
+        raise
+
+
+def _digest(call: Call, data: bytes) -> bytes:
+    scope = call.request.scope
+    asked = hashlib.sha256()
+    for part in (
+        scope["method"].encode(),
+        scope.get("raw_path") or scope["path"].encode(),
+        scope["query_string"],
+        data,
+    ):
+        asked.update(len(part).to_bytes(8, "big") + part)
+    return asked.digest()

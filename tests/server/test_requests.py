@@ -1,0 +1,137 @@
+"""What does not fit is refused by name, as a problem, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from flowfabric._taxonomy import TAXONOMY
+from flowfabric.server import problems
+from tests.each import each
+from tests.server.conftest import Submit
+
+
+async def refused(client: httpx.AsyncClient, data: bytes, **headers: str) -> httpx.Response:
+    shown = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    answer = await client.post("/v1/executions", content=data, headers=shown)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (await client.get("/v1/executions")).json()["items"] == []
+    return answer
+
+
+@each(
+    ("data", "expected"),
+    [
+        (b'{"execution_kind": 1, "colour": 2, "tags": {"a": 1}}', {"/execution_kind", "/colour", "/tags/a"}),
+        (b"{}", {"/execution_kind"}),
+        (b'{"execution_kind": "x", "input": {"base64": 1, "b/c": 2}}', {"/input/base64", "/input/b~1c"}),
+        (b'{"execution_kind": "x", "priority": "high", "delay_until": "soon"}', {"/priority", "/delay_until"}),
+        (b'{"execution_kind": "x", "delay_until": "2030-01-01T00:00:00"}', {"/delay_until"}),
+        (b'{"execution_kind": "x", "execution_id": "7"}', {"/execution_id"}),
+        (b'{"execution_kind": "x", "priority": 2.5}', {"/priority"}),
+        (b'{"execution_kind": "x", "arguments": [1]}', {"/arguments"}),
+        (b"[]", {""}),
+        (b"null", {""}),
+    ],
+)
+async def test_every_wrong_member_is_named(client: httpx.AsyncClient, data: bytes, expected: set[str]) -> None:
+    answer = await refused(client, data)
+    problem = answer.json()
+    assert (answer.status_code, problem["code"]) == (422, "invalid_request"), answer.text
+    assert {one.get("pointer", "") for one in problem["errors"]} == expected, answer.text
+    assert all(one["detail"] for one in problem["errors"])
+
+
+@each("data", [b"", b"{", b"{'a': 1}", b'{"a": NaN}', b"\xff", b'{"execution_kind": "\\ud800"}', b"[" * 100_000])
+async def test_what_is_not_json_is_a_bad_request(client: httpx.AsyncClient, data: bytes) -> None:
+    answer = await refused(client, data)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_json"), answer.text
+
+
+@each("media", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
+async def test_only_json_is_read(client: httpx.AsyncClient, media: str) -> None:
+    answer = await refused(client, b'{"execution_kind": "work"}', Content_Type=media)
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+
+
+async def test_json_schema_calls_2_0_an_integer_and_so_do_we(client: httpx.AsyncClient) -> None:
+    made = await client.post(
+        "/v1/executions",
+        content=b'{"execution_kind": "work", "priority": 2.0, "arguments": {"a": 2.0}}',
+        headers={"Content-Type": "application/json; charset=utf-8"},
+    )
+    assert made.status_code == 201, made.text
+    assert (await client.get(made.headers["Location"])).json()["priority"] == 2
+
+
+async def test_a_body_is_refused_while_it_grows(client: httpx.AsyncClient, submit: Submit) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b" " * 10_000
+
+    url = f"/v1/executions/{await submit()}/cancel"
+    told = await client.post(url, content=b" " * 70_000, headers={"Content-Type": "application/json"})
+    chunked = await client.post(url, content=endless(), headers={"Content-Type": "application/json"})
+    for answer in (told, chunked):
+        assert answer.status_code == 413
+        problem = answer.json()
+        assert (problem["code"], problem["limit_bytes"]) == ("body_too_large", 65_536)
+        assert problem["route"] == "/v1/executions/{execution_id}/cancel"
+    assert sent < 10
+
+
+@each("given", ["7", "x" * 40, "%00", "..", "{fp:1}:", "00000000-0000-0000-0000-00000000000g", "%F0%9F%98%80"])
+async def test_a_path_that_names_no_id_is_refused(client: httpx.AsyncClient, given: str) -> None:
+    answer = await client.get(f"http://server/v1/executions/{given}/state")
+    if given == "..":  # the client resolves it
+        assert answer.status_code == 404
+        return
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["parameter"] == "execution_id"
+
+
+async def test_an_encoded_slash_does_not_lead_to_another_route(client: httpx.AsyncClient, submit: Submit) -> None:
+    execution_id = await submit()
+    answer = await client.get(f"/v1/executions/{execution_id}%2Fstate")
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    doubled = await client.get(f"/v1//executions/{execution_id}")
+    assert doubled.status_code == 404
+
+
+async def test_paths_and_methods_that_do_not_exist_are_problems(client: httpx.AsyncClient) -> None:
+    unknown = await client.get("/v1/nothing")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
+    assert unknown.json()["instance"] == unknown.headers["x-request-id"]
+    other = await client.delete("/v1/executions")
+    assert (other.status_code, other.json()["code"]) == (405, "method_not_allowed")
+    assert other.headers["allow"] == "GET, HEAD, POST"
+    head = await client.head("/v1/executions")
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_every_code_has_a_text() -> None:
+    texts = problems.codes()
+    assert all(texts.values())
+    assert texts.keys() == {row.code for row in TAXONOMY} | problems.OWN.keys()
+
+
+async def test_an_error_of_the_server_shows_nothing_of_it(
+    client: httpx.AsyncClient, monkeypatch: Any, submit: Submit
+) -> None:
+    secret = "postgresql://user:hunter2@host"
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(secret)
+
+    url = f"/v1/executions/{await submit()}"
+    service = client._transport.app.state.service  # type: ignore[attr-defined]
+    monkeypatch.setattr(service.engine, "read_execution", broken)
+    answer = await client.get(url)
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert secret not in answer.text
