@@ -89,7 +89,9 @@ async def test_clients_that_wait_leave_the_database_to_those_that_work(
             claim = {"worker_instance_id": f"pool-{number}", "kinds": ["short"]}
             status, granted = await client.ask("POST", "/v1/workers/pool/claim", claim)
             assert (status, granted["execution_id"]) == (200, submitted["execution_id"])
-        connections = await sql.fetchval("select count(*) from pg_stat_activity where backend_start > $1", begun)
+        connections = await sql.fetchval(
+            "select count(*) from pg_stat_activity where datname = current_database() and backend_start > $1", begun
+        )
         assert 0 < connections <= POOL + 1  # and the one that listens
         assert not any(one.done() for one in (*polls, *following))
 
