@@ -53,6 +53,9 @@ class Proxy:
         self._flows = asyncio.Event()
         self._flows.set()
 
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._upstream)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving = asyncio.current_task()
         assert serving is not None
@@ -63,7 +66,7 @@ class Proxy:
         with contextlib.suppress(OSError, asyncio.CancelledError):
             try:
                 await flows.wait()
-                behind_reader, behind_writer = await asyncio.open_unix_connection(self._upstream)
+                behind_reader, behind_writer = await self._connect()
                 writers.append(behind_writer)
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._copy(reader, behind_writer, flows))

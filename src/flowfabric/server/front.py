@@ -122,6 +122,11 @@ class _Request:
 
     def _too_much(self, address: str) -> Problem | None:
         """Refuse a request before anything looks at it."""
+        names = [name for name, _ in self._scope["headers"]]
+        if b"transfer-encoding" in names and b"content-length" in names:
+            # Whoever stands in front may have read another end of the body, and the rest as a request of its own.
+            detail = "the body has two lengths: Content-Length and Transfer-Encoding"
+            return Problem(400, "bad_request", detail, headers={"Connection": "close"})
         if self._scope["path"] in _PROBES:
             return None
         limits = self._front._limits

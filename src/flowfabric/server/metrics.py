@@ -60,7 +60,7 @@ SERVER_METRICS: Final[Mapping[str, Metric]] = {
         ("reason",),
         "Requests refused for a limit: `rate`, `connections`, `timeout`, `slow_body`, `slow_head`, `large_head`.",
     ),
-    SSE_CLIENTS: Metric("gauge", ("stream",), "Open streams of server-sent events."),
+    SSE_CLIENTS: Metric("gauge", (), "Clients of server-sent events."),
     SHUTDOWN_TIMEOUTS: Metric("counter", (), "Shutdowns whose requests did not end within the grace."),
 }
 # Read from the database.

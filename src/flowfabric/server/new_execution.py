@@ -17,6 +17,7 @@ from flowfabric.server.call import Call
 from flowfabric.server.namespace import given_namespace
 from flowfabric.server.operation import Instant
 from flowfabric.server.problems import FieldError, Problem
+from flowfabric.server.tracing import with_trace
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import PARTITION_VALUES, ExecutionId, FlowId, mint_execution_id
 
@@ -93,7 +94,7 @@ def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False)
     changes: dict[str, Any] = {
         "lane_id": given.lane_id,
         "priority": given.priority,
-        "tags": given.tags,
+        "tags": with_trace(made.tags if given.tags is None else given.tags),
         "policy": given.policy,
         "delay_until": _moment(given.delay_until, given.delay_seconds, "delay_seconds"),
         "execution_deadline_at": _moment(

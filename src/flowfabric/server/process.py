@@ -28,10 +28,11 @@ from flowfabric.engine import Engine
 from flowfabric.engine.service import connects_as_owner
 from flowfabric.errors import InvalidInput, TimedOut
 from flowfabric.middleware import DutyHooks, Metrics, Tracing, layer
+from flowfabric.server.keys import ApiKeyCache
 from flowfabric.server.limits import Limits
 from flowfabric.server.metrics import SHUTDOWN_TIMEOUTS, SSE_CLIENTS, ServerMetrics, StoredGauges
 from flowfabric.server.options import Options
-from flowfabric.server.protocol import protocol_class
+from flowfabric.server.protocol import HEAD_BYTES, protocol_class
 from flowfabric.server.service import NoKeys, Service
 from flowfabric.server.stack import stack
 from flowfabric.server.telemetry import Telemetry
@@ -213,8 +214,8 @@ class ServerProcess:
             service = await self._make_service(life, layer(engine, middlewares))
             telemetry = Telemetry(metrics, RequestTraces())
             service.telemetry = telemetry
+            service.clients.on_change = lambda by: metrics.change(SSE_CLIENTS, by, {})
             service.gauges = StoredGauges(engine)
-            service.clients.on_change = lambda stream, more: metrics.change(SSE_CLIENTS, more, {"stream": stream})
             if options.duties:
                 await self._start_duties(life, middlewares)
             self._service = service
@@ -239,16 +240,27 @@ class ServerProcess:
 
     async def _make_service(self, life: contextlib.AsyncExitStack, engine: Engine) -> Service:
         options = self._options
-        if options.auth == "none":
-            service = Service(engine, app=self._app, keys=NoKeys())
-        else:
-            service = Service(engine, app=self._app)
+        owner = None
+        if options.owner_dsn is not None:
+            owner = await Engine.connect(options.owner_dsn, min_size=0, max_size=1, notifications=False)
+            life.push_async_callback(owner.close)
+        keys = NoKeys() if options.auth == "none" else ApiKeyCache(engine)
+        service = Service(engine, app=self._app, keys=keys, owner=owner)
         life.push_async_callback(service.close)
         service.limits = Limits(options)
         return service
 
     async def _check_rights(self, engine: Engine) -> None:
         options = self._options
+        if options.auth == "keys" and not (await engine.list_api_keys(usable=True, limit=1)).items:
+            command = "flowfabric api-keys create NAME --scope admin"
+            if not options.is_loopback:
+                raise InvalidInput(
+                    f"nobody could use it: there is no API key; make one with `{command}`",
+                    field="--listen",
+                    allowed="a public address once there is a key",
+                )
+            log.warning("there is no API key, so that every request is refused; make one with `%s`", command)
         if not self._is_embedded and await connects_as_owner(engine):  # the embedded server has no other user
             words = "the database user owns the schema: connect with one that has the role operate"
             if not options.is_loopback:
@@ -276,6 +288,7 @@ class ServerProcess:
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
+            h11_max_incomplete_event_size=2 * HEAD_BYTES,
             timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=options.grace,  # type: ignore[arg-type]  # any number of seconds
             ssl_certfile=options.tls_certificate,

@@ -30,13 +30,31 @@ RESERVE: Final = 64
 
 
 def protocol_class(
-    metrics: ServerMetrics, *, most: int, head_bytes: int = HEAD_BYTES, head_seconds: float = HEAD_SECONDS
+    metrics: ServerMetrics,
+    *,
+    most: int,
+    head_bytes: int = HEAD_BYTES,
+    head_seconds: float = HEAD_SECONDS,
+    base: type[Base] = Base,
 ) -> type[asyncio.Protocol]:
     """The protocol of a server that takes `most` connections."""
 
-    class Protocol(Base):
+    class Protocol(base):  # type: ignore[valid-type, misc]  # either of uvicorn's two
         _head = 0  # bytes of a head that is not complete
         _timer: asyncio.TimerHandle | None = None
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            inner: Any = self.app  # type: ignore[has-type]
+
+            async def app(scope: Any, receive: Any, send: Any) -> None:
+                scope.setdefault("extensions", {})[ABORT] = self._abort
+                await inner(scope, receive, send)
+
+            self.app = app
+
+        def _abort(self) -> None:
+            self.transport.abort()
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -66,12 +66,18 @@ class Clients:
         self._kept_bytes = 0
         self.following = 0  # clients of server-sent events, now
         self.cut_off = 0  # that took nothing for too long, so far
-        self.on_change: Callable[[str, int], None] | None = None  # called with the name of a stream, and 1 or -1
+        self.on_change: Callable[[int], None] | None = None  # is called with 1 or -1, for metrics
 
     @property
     def is_draining(self) -> bool:
         """Whether the process stops: nothing may wait any more."""
         return self._drain.is_set()
+
+    def count(self, by: int) -> None:
+        """A client of server-sent events came or left."""
+        self.following += by
+        if self.on_change is not None:
+            self.on_change(by)
 
     def join(self, one: Waits) -> None:
         """Wake it when the process stops."""
@@ -108,12 +114,6 @@ class Clients:
         finally:
             self.leave(waiting)
 
-    def count(self, stream: str, change: int) -> None:
-        """A client of server-sent events comes (1) or leaves (-1)."""
-        self.following += change
-        if self.on_change is not None:
-            self.on_change(stream, change)
-
     def bytes_of(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """Return the bytes of an event, as they were made for the first client that got it."""
         found = self._kept.get(key)
@@ -140,8 +140,6 @@ class _Cancelled:
 class Feed(AsyncIterator[bytes]):
     """What one client gets: pieces of the body, until the client leaves or nothing can follow."""
 
-    stream: ClassVar[str]  # its name in metrics
-
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
         self._pieces: AsyncGenerator[bytes, None] | None = None
@@ -150,14 +148,14 @@ class Feed(AsyncIterator[bytes]):
         if self._pieces is None:
             self._pieces = self.pieces()
             self.clients.join(self)
-            self.clients.count(self.stream, 1)
+            self.clients.count(1)
         return await anext(self._pieces)
 
     async def aclose(self) -> None:
         """End it; nothing is left behind."""
         if self._pieces is not None:
             self.clients.leave(self)
-            self.clients.count(self.stream, -1)
+            self.clients.count(-1)
             await self._pieces.aclose()
             self._pieces = None
 
@@ -173,7 +171,6 @@ class Feed(AsyncIterator[bytes]):
 class LogFeed(Feed):
     """The events of the log after a cursor. `open` comes first: it raises what is wrong with the request."""
 
-    stream = "events"
     _events: Subscription[Event]
 
     def __init__(
@@ -260,8 +257,6 @@ class LogFeed(Feed):
 
 class StreamFeed(Feed):
     """The frames of one attempt after a cursor. `open` comes first: it raises what is wrong with the request."""
-
-    stream = "frames"
 
     def __init__(
         self,
