@@ -984,7 +984,7 @@ select setval('flowfabric.event_number', 1);
 create table flowfabric.event (
     seq                bigint not null default nextval('flowfabric.event_number'),
     occurred_at        timestamptz not null,
-    lease_epoch        bigint,
+    lease_epoch        integer,                -- readers get a bigint, as everywhere else
     partition          integer not null,
     attempt_index      integer,
     worker             integer,                -- its number
