@@ -1,4 +1,4 @@
-"""Limits: which are stored by name, what they hold, and which declarations of an app were stored last."""
+"""Limits: which are stored by name, what they hold and denied, and which declarations of an app were stored last."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from flowfabric.engine.checks import check_batch, check_int, check_limit
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.binding import Bind, Binding
 from flowfabric.values.checks import check_text
-from flowfabric.values.held import Held, HeldCount
+from flowfabric.values.held import Denial, Denials, Held, HeldCount
 from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid
 from flowfabric.values.page import Page
 from flowfabric.values.spending import FoundLimit, check_limit_name
 
 
 class LimitLookups(Operations):
-    """find_limits, list_held, read_held, count_held, read_declared_limits, note_declared_limits, bind_limit."""
+    """find_limits, list_held, read_held, count_held, count_denials, read_denials, bind_limit, unbind_limit.
+
+    find_unreported_budgets, read_declared_limits, note_declared_limits, list_bindings.
+    """
 
     async def find_limits(self, budgets: Sequence[str], quotas: Sequence[str]) -> list[FoundLimit]:
         """Return the budgets and quotas with these names, up to 1,000 of each; unknown names are left out."""
@@ -65,6 +68,36 @@ class LimitLookups(Operations):
             )
             for row in found
         ]
+
+    async def count_denials(self, *, limit: int = 1000) -> list[Denial]:
+        """Add up to `limit` denials of claims to the totals, and return them. The duty `unblock` calls it."""
+        found = await self._fetch(statements.COUNT_DENIALS, check_int(limit, "limit", 1, 10_000))
+        return [
+            Denial(
+                denied_at=row["denied_at"],
+                lane_id=row["lane"],
+                reason=row["reason"],
+                dimension=row["dimension"],
+                count=row["count"],
+            )
+            for row in found
+        ]
+
+    async def read_denials(self) -> Denials:
+        """Return how many executions claims moved aside since the schema was created, by reason.
+
+        An execution counts each time a claim finds its limit closed. Refused reports and refused calls of
+        `check_admission` are not in it: their callers know.
+        """
+        found = {
+            (row["reason"], row["dimension"]): row["count"]
+            for row in await self._fetch(statements.READ_DENIALS, repeatable=True)
+        }
+        return Denials(
+            budgets={dimension: count for (reason, dimension), count in found.items() if reason == "budget"},
+            rate=found.get(("rate", ""), 0),
+            concurrency=found.get(("concurrency", ""), 0),
+        )
 
     async def find_unreported_budgets(self, *, limit: int = 100) -> list[str]:
         """Return the names of budgets that ended executions had and that no call ever reported usage to."""

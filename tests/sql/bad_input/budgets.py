@@ -232,6 +232,7 @@ CASES = [
     ),
     Case("read_held", lambda world: {"execution_id": world.waiting}, execution_id=by_field(IDS)),
     Case("count_held", lambda world: {}, limit=by_field([*INTS, 0])),
+    Case("count_denials", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
     Case("find_unreported_budgets", lambda world: {}, limit=by_field([*INTS, 0, 1001])),
     Case("read_declared_limits", lambda world: {"names": ["a"]}, names=by_field([*LISTS, None, [5], [""]])),
     Case(

@@ -469,6 +469,22 @@ create table flowfabric.limit_due (
 create index limit_due_order on flowfabric.limit_due (due_at);
 create index limit_due_by_limit on flowfabric.limit_due (limit_id, key, due_at);
 
+-- Executions that claims moved aside, by claim and reason: counted by the duty `unblock`, which adds them to the totals.
+create table flowfabric.denial (
+    denied_at timestamptz not null,
+    lane      text collate "C" not null,
+    reason    text not null constraint denial_reason_known check (reason in ('budget', 'rate', 'concurrency')),
+    dimension text collate "C" not null,   -- of the budget; empty for quotas
+    count     integer not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index denial_order on flowfabric.denial (denied_at);
+create table flowfabric.denial_total (
+    reason    text not null,
+    dimension text collate "C" not null,
+    count     bigint not null,
+    primary key (reason, dimension)
+);
+
 -- Budgets -------------------------------------------------------------------------------------------------------------
 
 -- What may be used. The row is the lock of everything that changes the budget; the running numbers are in budget_head.
