@@ -523,6 +523,35 @@ async def test_the_usage_of_a_run_is_told_by_dimension_budget_and_execution(kit:
         await run.raise_budget(tokens=1)
 
 
+async def test_the_usage_of_a_flow_is_told_by_node_too(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 1000})
+
+    @kit_app.task
+    async def child(ctx: ff.Context, tokens: int) -> None:
+        await ctx.usage(tokens=tokens)
+
+    @kit_app.task(budgets=["team"])
+    async def node(ctx: ff.Context, tokens: int) -> None:
+        await ctx.usage(tokens=tokens)
+        await (await child.submit(tokens // 10)).result()
+
+    @kit_app.task
+    async def idle() -> None: ...
+
+    flow = kit_app.flow("whole")
+    for name, tokens in (("first", 10), ("second", 20)):
+        flow.add(node, tokens, name=name)
+    flow.add(idle, name="idle")
+    run = await flow.submit()
+    await kit.run_until_ended(run)
+    found = await (await kit_app.client()).flow(run.id).usage()
+    assert found == await run.usage()
+    assert found.by_node == {"first": {"tokens": 10}, "second": {"tokens": 20}}
+    assert found.by_budget == {"team": {"tokens": 33}}
+    assert found.total == {"tokens": 33}
+    assert sorted(amounts["tokens"] for amounts in found.by_execution.values()) == [1, 2, 10, 20]
+
+
 # ---- the kit, hooks, schedules
 
 

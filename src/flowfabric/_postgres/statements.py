@@ -420,7 +420,7 @@ _HELD = (
     "id, kind, lane, namespace, limit_id, limit_key, rank, created_at, blocked_at, retry_at,"
     " needs::text as needs, detail"
 )
-LIST_HELD = _rows("list_held", 7, _HELD)
+LIST_HELD = _rows("list_held", 16, _HELD)
 READ_HELD = _rows("read_held", 2, _HELD)
 COUNT_HELD = _rows("count_held", 1, "lane, limit_id, what, name, held")
 COUNT_DENIALS = _rows("count_denials", 1, "denied_at, lane, reason, dimension, count")

@@ -50,6 +50,7 @@ from flowfabric.values.checks import check_key, check_text, quoted
 from flowfabric.values.ids import (
     BudgetId,
     ExecutionId,
+    FlowId,
     ReservationId,
     mint_uuid,
     parse_execution_id,
@@ -443,8 +444,11 @@ class Budgets(Operations):
             corrected=row["corrected"], wrong=row["wrong"], message=row["message"], next_id=row["last_id"]
         )
 
-    async def read_usage(self, execution_id: ExecutionId, *, children: bool = True) -> list[ExecutionUsage]:
-        """Return what an execution and all that it submitted used and hold, per execution and budget."""
+    async def read_usage(self, execution_id: ExecutionId | FlowId, *, children: bool = True) -> list[ExecutionUsage]:
+        """Return what an execution and all that it submitted used and hold, per execution and budget.
+
+        With the id of a flow: its members and all that they submitted.
+        """
         target = parse_execution_id(execution_id)
         found = await self._fetch(
             statements.READ_USAGE, *self._at(target), bool(children), _MAX_CHILDREN, repeatable=True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -11,12 +11,12 @@ import msgspec
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.checks import check_batch, check_int, check_limit
+from flowfabric.engine.checks import check_batch, check_int, check_limit, check_list, check_tag
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.binding import Bind, Binding
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import check_lane, check_text, moment
 from flowfabric.values.held import Denial, Denials, Held, HeldCount
-from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid
+from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id, parse_flow_id, parse_uuid
 from flowfabric.values.page import Page
 from flowfabric.values.spending import FoundLimit, check_limit_name
 
@@ -35,19 +35,42 @@ class LimitLookups(Operations):
         return [FoundLimit(what=row["what"], name=row["name"], id=row["id"], key=row["key"]) for row in found]
 
     async def list_held(
-        self, limit_id: UUID, *, key: str | None = None, cursor: str | None = None, limit: int = 100
+        self,
+        limit_id: UUID,
+        *,
+        key: str | None = None,
+        namespace: str | None = None,
+        lane_ids: Collection[str] | None = None,
+        kinds: Collection[str] | None = None,
+        tag: tuple[str, str] | None = None,
+        flow_id: FlowId | None = None,
+        parent_id: ExecutionId | None = None,
+        created_from: datetime | None = None,
+        created_before: datetime | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
     ) -> Page[Held, str]:
         """Return the executions that a budget or quota policy holds, in the order in which it lets them go.
 
-        `key`: only of this value of a policy's key.
+        `key`: only of this value of a policy's key. The other filters are those of `find_executions`.
         """
         target = parse_uuid(limit_id, "limit_id")
         size = check_limit(limit, 1000)
         wanted = None if key is None else check_text(key, "key")
         place = (None, None, None, None) if cursor is None else _place(cursor)
+        filters = (
+            None if namespace is None else check_text(namespace, "namespace"),
+            None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")],
+            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
+            *check_tag(tag, "tag"),
+            None if flow_id is None else parse_flow_id(flow_id),
+            None if parent_id is None else parse_execution_id(parent_id, "parent_id"),
+            None if created_from is None else moment(created_from, "created_from"),
+            None if created_before is None else moment(created_before, "created_before"),
+        )
         if size == 0:
             return Page(())
-        found = await self._fetch(statements.LIST_HELD, target, wanted, *place, size + 1, repeatable=True)
+        found = await self._fetch(statements.LIST_HELD, target, wanted, *place, size + 1, *filters, repeatable=True)
         return first_page(
             [_held(row) for row in found],
             size,
