@@ -632,3 +632,12 @@ async def test_a_reclaim_by_grant_keeps_the_slot(engine: CheckedEngine, clock: C
     assert isinstance(again, Claimed)
     assert (again.attempt_type, again.reclaim_count) == ("reclaim", 1)
     assert await occupancy(engine, policy) == (1, 1)
+
+
+async def test_a_batch_is_filled_behind_what_is_denied(engine: CheckedEngine) -> None:
+    """As so many single claims would fill it."""
+    one, two = await quota(engine, "one", max_concurrent=1), await quota(engine, "two", max_concurrent=1)
+    first, *_ = await many(engine, 3, one)
+    (last,) = await many(engine, 1, two)
+    found = await claim(engine, limit=2)
+    assert [each.execution_id for each in found] == [first, last]

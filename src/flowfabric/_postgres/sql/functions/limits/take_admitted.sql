@@ -239,7 +239,9 @@ begin
         end if;
         exit when cardinality(v_taken.ids) >= p_limit;
         continue when v_denied and v_opened;   -- look at its rows again
-        exit when v_moved > 0 and (cardinality(v_taken.ids) > 0 or clock_timestamp() > v_begun + interval '200 milliseconds');
+        -- A long backlog that is denied takes several claims.
+        exit when v_moved >= 1000 and cardinality(v_taken.ids) > 0
+               or v_moved >= 100 and clock_timestamp() > v_begun + interval '200 milliseconds';
         v_rank := v_last_rank; v_at := v_last_at; v_id := v_last_id;
     end loop;
     return v_taken;
