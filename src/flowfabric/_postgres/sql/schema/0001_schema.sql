@@ -75,6 +75,7 @@ create table flowfabric.route (
     version      integer,                -- null: executions without a version
     limited      boolean not null default false,   -- its executions have a limit set: claims check their limits
     not_for      text[],                 -- digests of the code that stopped its executions, sorted; null: for all code
+    is_free      boolean not null default false,   -- no binding is by its lane or kind alone (limits/free_routes.sql)
     digest       text not null           -- of capabilities, limited, version and not_for, for the unique index
 );
 create unique index route_is_unique on flowfabric.route (lane, kind, digest);
