@@ -15,6 +15,7 @@ from flowfabric.values.budget import BudgetStatus, SoftBreach, budget_id_of
 from flowfabric.values.ids import mint_execution_id
 from flowfabric.values.quota import quota_policy_id_of
 from tests.each import each
+from tests.support import WORKER
 
 PATIENCE = 30.0
 
@@ -369,6 +370,30 @@ async def test_a_wrong_limit_is_refused_before_anything_is_stored(app: ff.App, g
         flow.add(agent, **given)
         await flow.submit()
     assert (await (await app.client()).find()).items == []
+
+
+async def test_a_keyed_quota_that_is_not_stored_yet_is_refused_until_it_is(app: ff.App) -> None:
+    """It would count by no key, for good."""
+    app.quota("keyed", concurrent=1, key="tenant")
+    app.quota("plain", concurrent=3)
+
+    @app.task(quotas=["keyed", "plain"], tags={"tenant": "acme"})
+    async def agent() -> None: ...
+
+    flow = app.flow("whole")
+    flow.add(agent)
+    for submit in (agent.submit, lambda: agent.submit_many([()]), flow.submit):
+        with pytest.raises(ff.InvalidInput, match=r"'keyed' is declared but not stored.*await app.prepare\(\)"):
+            await submit()
+    await agent.options(quotas=["plain"]).submit()  # holds as soon as it is stored
+    await app.prepare()
+    for run in (await agent.submit(), *await agent.submit_many([()])):
+        assert await run.get() is not None
+    engine = (await app.client()).engine
+    assert await engine.claim(**WORKER) is not None
+    assert await engine.claim(**WORKER) is not None
+    keys = (await engine.list_quota_keys(quota_policy_id_of("keyed"))).items
+    assert [one.key for one in keys] == ["acme"]
 
 
 async def test_a_budget_that_was_created_elsewhere_can_be_named(app: ff.App) -> None:
