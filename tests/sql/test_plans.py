@@ -753,6 +753,8 @@ CALLS = [
         budgets=[f"other {n}" for n in range(N)], quotas=[f"q{n}" for n in range(N)])),
     Call("list_held", 100, lambda g: g.engine.list_held(g.full, limit=100)),
     Call("read_held", 1, lambda g: g.engine.read_held(g.shut[0])),
+    Call("count_denials", 1, lambda g: g.engine.count_denials()),
+    Call("read_denials", 1, lambda g: g.engine.read_denials()),
     Call("count_held", 100, lambda g: g.engine.count_held(limit=100)),
     # For people: it reads the limit sets.
     Call("find_unreported", 2 * N, lambda g: g.engine.find_unreported_budgets(limit=100)),
