@@ -298,6 +298,7 @@ MATRIX: list[tuple[Callable[[World], Awaitable[Then]], dict[str, tuple[str | Non
 
 async def written(world: World, prepare: Callable[[World], Awaitable[Then]]) -> list[Event]:
     """The events of an operation alone."""
+    await world.wipe()
     then = await prepare(world)
     before = (await world.engine.count_events()).cursor
     await then()
