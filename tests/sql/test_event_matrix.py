@@ -25,7 +25,7 @@ from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.values.wait import AlreadySatisfied
 from tests.each import each
-from tests.sql.flowing import submitted
+from tests.sql.flowing import empty_flow, submitted
 from tests.sql.suspending import SuspendingWorld as World
 from tests.support import OTHER, claim_one
 
@@ -210,9 +210,15 @@ async def resume(world: World) -> Then:
 
 
 async def impossible(world: World) -> Then:
-    flow = await submitted(world.engine, {"a": (), "b": ("a",)})
+    flow = await empty_flow(world.engine, "a", "b")
+    await flow.stage("a", "b")
     await flow.fail("a")
-    return lambda: flow.drain()
+
+    async def then() -> None:
+        await flow.apply("a", "b")
+        await flow.drain()
+
+    return then
 
 
 async def change_priority(world: World) -> Then:
