@@ -19,7 +19,7 @@ import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.client import consumer as module
-from flowfabric.errors import CursorRefused, InvalidInput, NotFound, TransportError
+from flowfabric.errors import CursorRefused, InvalidInput, NotFound, StreamDisconnected, TransportError
 from flowfabric.values.event import CompletionEvent, EventCursor, EventFilter
 from tests import sampling
 from tests.each import each
@@ -407,14 +407,23 @@ def _once(rows: Callable[[], Awaitable[list[Any]]]) -> Callable[[], Awaitable[bo
     return there
 
 
-async def test_a_closed_engine_ends_a_consumer(database: str, ledger: Ledger) -> None:
-    engine = await ff.Engine.connect(database)
-    task = asyncio.ensure_future(ff.Consumer("c", family="completion").run(engine, ledger.add))
-    await until(lambda: _works(engine, "c"))
-    await engine.close()
-    async with asyncio.timeout(PATIENCE):
-        with pytest.raises(TransportError, match="closed"):
-            await task
+@each("how", ["close", "shutdown_prepare"])
+async def test_an_engine_that_shuts_down_ends_a_consumer(database: str, ledger: Ledger, how: str) -> None:
+    """It neither waits for another one nor reads again and again."""
+    async with await ff.Engine.connect(database) as engine:
+        ended = await end_some(engine, 1)
+        task = asyncio.ensure_future(ff.Consumer(how, family="completion", start=START).run(engine, ledger.add))
+
+        async def did() -> bool:
+            return (await ledger.ids())[-1:] == ended and await _works(engine, how)
+
+        await until(did)
+        cursor = next(one.cursor for one in await engine.list_consumers() if one.name == how)
+        await getattr(engine, how)()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(StreamDisconnected, match="shuts down") as disconnected:
+                await task
+        assert disconnected.value.cursor == cursor
 
 
 async def test_an_error_of_ours_that_the_function_raises_is_its_failure(

@@ -209,10 +209,6 @@ class Database:
         # Where a session's setting cannot be kept, a stricter default of the database is overridden call by call.
         self._pool.asks_for_isolation = self._is_pooled and row["isolation"] != "read committed"
 
-    @property
-    def is_closing(self) -> bool:
-        return self._pool.is_closing
-
     async def close(self) -> None:
         await self._pool.close()
 

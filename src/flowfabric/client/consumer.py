@@ -92,10 +92,10 @@ class Consumer:
         """Act on events until `stop` is set or the task is cancelled.
 
         `CursorRefused` if events after its cursor are missing: an operator decides where it continues
-        (`flowfabric consumers set`).
+        (`flowfabric consumers set`). `StreamDisconnected` when the engine shuts down.
         """
         engine = await _engine_of(source)
-        await self.register(engine)
+        cursor = await self.register(engine)
         stopping = asyncio.Event() if stop is None else stop
         size, pause = self._batch, _FIRST_PAUSE
         raised: Exception | None = None
@@ -110,16 +110,17 @@ class Consumer:
 
         try:
             while not stopping.is_set():
+                if engine.followers.is_closing:
+                    raise StreamDisconnected("the engine shuts down", cursor=cursor)
                 raised = None
                 try:
                     done = await self._consume(engine, act, size)
                     if done.handled or size == self._batch:
                         # Past the event that failed, the batches are whole again.
                         size, pause = self._batch, _FIRST_PAUSE
+                    cursor = done.cursor
                     await self._wait(engine, done, stopping)
                 except TransportError as error:
-                    if engine.is_closed:
-                        raise
                     log.warning("consumer %s: %s", self.name, error)
                     await first_of(pause, stopping)
                     pause = min(pause * 2, _POLL)

@@ -168,11 +168,6 @@ class Service(Operations):
         return self._database.target
 
     @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called: every call fails from then on."""
-        return self._database.is_closing
-
-    @property
     def outage(self) -> Outage:
         """Whether the database can be reached, as this process knows it."""
         return self._database.outage
