@@ -388,3 +388,20 @@ async def test_each_family_has_a_subscription_and_a_type_with_its_body(
 
 async def test_the_tables_have_every_family() -> None:
     assert {family for family, *_ in BODIES} == set(FAMILIES) == set(get_args(Family))
+
+
+async def test_no_event_contains_a_token_a_secret_or_the_payload_of_a_signal(world: World) -> None:
+    said = b'"a secret payload"'
+    waits = [await world.suspend(), await world.pend()]
+    for wait in waits:
+        for _ in range(2):
+            await world.send(wait, payload=said, idempotency_key="one", source_identity="me")
+    await world.approve(await world.suspend())
+    stored = await world.sql.fetchval("select string_agg(e::text, ' ') from flowfabric.event e")
+    assert stored.count("deduped") == 2
+    assert "secret" not in stored
+    assert said.hex() not in stored
+    for wait in waits:
+        token = wait.point.token.reveal()
+        assert token not in stored
+        assert token.split(":")[-1] not in stored

@@ -677,6 +677,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"filter": {"namespace": "x"}}, "filter", "dict"),
     ({"filter": EventFilter(execution_id=_any("x"))}, "filter.execution_id", "x"),
     ({"filter": EventFilter(kind=_any(5))}, "filter.kind", "not text"),
+    ({"filter": EventFilter(kind="")}, "filter.kind", "empty"),
+    ({"filter": EventFilter(flow_id=_any("x"))}, "filter.flow_id", "not a UUID"),
+    ({"after": "٣.0"}, "cursor", "not a cursor"),
+    ({"families": ["lease", None]}, "families", "None"),
     ({"checkpoints": "yes"}, "checkpoints", "yes"),
     ({"heartbeats": "yes"}, "heartbeats", "yes"),
 ]

@@ -176,10 +176,12 @@ def choice_of(families: object, chosen: object, *, field: str = "families", hear
         raise InvalidInput("empty", field="filter.instance_tag", allowed="a key that is not empty")
     if not isinstance(chosen, EventFilter):
         return Choice(bits, *restricted)
+    if chosen.kind == "":
+        raise InvalidInput("empty", field="filter.kind", allowed="a kind that is not empty")
     return Choice(
         bits,
         *restricted,
-        None if chosen.flow_id is None else parse_flow_id(chosen.flow_id),
+        None if chosen.flow_id is None else parse_flow_id(chosen.flow_id, "filter.flow_id"),
         None if chosen.execution_id is None else parse_execution_id(chosen.execution_id, "filter.execution_id"),
         None if chosen.kind is None else check_text(chosen.kind, "filter.kind"),
     )
