@@ -183,6 +183,28 @@ async def test_the_end_of_the_engine_ends_an_iteration_that_waits_for_the_databa
         assert await waiting == ([], first.cursor)
 
 
+@pytest.mark.parametrize("attached", [True, False])
+async def test_a_read_that_hangs_is_given_up(
+    plain: ff.Engine,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    attached: bool,
+) -> None:
+    """The network was cut without a word: the next read has another connection."""
+    monkeypatch.setattr(loop, "_ANSWER", 0.1)
+    monkeypatch.setattr(loop, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(loop, "PAGE", 1)
+    await end_one(plain)
+    await end_one(plain)
+    events = await plain.subscribe_completion(after=None if attached else START)
+    gate = Gate(plain, monkeypatch)
+    gate.holds = lambda limit: gate.waiting == 0
+    ended = await end_one(plain)
+    found = await take(events, 1 if attached else 3)
+    assert found[-1].execution_id == ended
+    assert gate.waiting == 1, "the read that hung"
+    await events.aclose()
+
+
 async def test_a_follower_that_may_not_announce_itself_polls(
     plain: ff.Engine,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

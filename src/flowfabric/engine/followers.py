@@ -41,6 +41,7 @@ _ANNOUNCED_FOR = 60.0
 _FIRST_PAUSE = 0.2
 _LAST_PAUSE = 5.0
 _GIVE_UP = 30.0
+_ANSWER = 15.0  # seconds for a read; a connection that hangs is given up
 CHECKPOINT_SECONDS = 30.0
 CHECKPOINT_EVENTS = 10_000
 T_co = TypeVar("T_co", covariant=True)
@@ -274,7 +275,14 @@ class Followers:
 
     async def read_once(self, one: Subscription[Any], repeatable: bool) -> LogPage:
         """Read a page for one subscription. `repeatable`: wait for a database that is away."""
-        return await self._engine._read_log((one.choice,), one.position, PAGE, repeatable)
+        return await self._page((one.choice,), one.position, PAGE, repeatable)
+
+    async def _page(self, choices: Sequence[Choice], after: EventCursor, limit: int, repeatable: bool) -> LogPage:
+        try:
+            async with asyncio.timeout(None if repeatable else _ANSWER):
+                return await self._engine._read_log(choices, after, limit, repeatable)
+        except TimeoutError:
+            raise TransportError("timeout", "no response in time") from None
 
     async def read_alone(self, one: Subscription[Any]) -> LogPage | None:
         """Read a page for one subscription, again and again while the database is away; None: it was closed."""
@@ -302,7 +310,7 @@ class Followers:
                     self._changed.clear()
                     if notified is not None:
                         notified.clear()
-                    before = self._cursor
+                    before, begun = self._cursor, time.monotonic()
                     try:
                         page = await self._read()
                         failing_since = None
@@ -326,7 +334,7 @@ class Followers:
                     except TransportError as error:
                         now = time.monotonic()
                         if failing_since is None:
-                            failing_since, pause = now, _FIRST_PAUSE
+                            failing_since, pause = begun, _FIRST_PAUSE
                         if now + pause - failing_since > _GIVE_UP:
                             self._disconnect_all(str(error))
                             return
@@ -360,7 +368,7 @@ class Followers:
             return None
         self.reads += 1
         try:
-            page = await self._engine._read_log(_together(members), self._cursor, _SHARED_PAGE, False)
+            page = await self._page(_together(members), self._cursor, _SHARED_PAGE, False)
         except TransportError:
             raise
         except FlowFabricError as error:
