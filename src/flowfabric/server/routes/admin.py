@@ -13,6 +13,7 @@ from msgspec import Struct
 from flowfabric.contracts import json_form
 from flowfabric.engine.reads import Place
 from flowfabric.errors import Conflict, InvalidInput
+from flowfabric.server import cursors
 from flowfabric.server.call import Answer, Call, EventStream, Page
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
@@ -190,14 +191,12 @@ async def list_audit(call: Call) -> Page:
     outcome: `ok` or the kind of the refusal.
     """
     query: ListAudit = call.query
-    if query.cursor is not None and not query.cursor.isdigit():
-        raise InvalidInput("cannot be read", field="cursor", allowed="a next_cursor of this list")
     found = await call.engine.list_operator_audit(
         AuditFilter(
             actor=query.actor, key_id=query.key_id, operation=query.operation, target=query.target,
             outcome=query.outcome, since=query.since, until=query.until,
         ),
-        before=None if query.cursor is None else int(query.cursor),
+        before=None if query.cursor is None else cursors.number(query.cursor),
         limit=query.limit,
     )  # fmt: skip
     return Page(items=found.items, next_cursor=None if found.next_cursor is None else str(found.next_cursor))

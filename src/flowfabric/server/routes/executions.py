@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from flowfabric.contracts import json_form
 from flowfabric.engine.reads import Place
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
-from flowfabric.server import problems, visible
+from flowfabric.server import cursors, problems, visible
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.namespace import check_flow
 from flowfabric.server.new_execution import SubmitExecution, new_execution
@@ -312,7 +312,9 @@ async def list_signals(call: Call) -> Page:
     """List the signals that an execution received, oldest first."""
     query: PageQuery = call.query
     target: ExecutionId = call.path["execution_id"]
-    found = await call.engine.read_signals(target, after=int(query.cursor or 0), limit=query.limit)
+    found = await call.engine.read_signals(
+        target, after=0 if query.cursor is None else cursors.number(query.cursor), limit=query.limit
+    )
     items = [visible.signal_for(call, one, target) for one in found.items or await _none(call)]
     return Page(items=items, next_cursor=None if found.next_cursor is None else str(found.next_cursor))
 
