@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import httpx
 
 import flowfabric as ff
 from flowfabric.server.operation import Scope
 from flowfabric.values.budget import budget_id_of
-from flowfabric.values.ids import mint_uuid
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.ids import BudgetId, mint_uuid
 from tests.each import Rows
 from tests.server.conftest import MakeClient
-from tests.support import submit
+from tests.support import started, submit
 
 BUDGETS = "/v1/budgets"
 
@@ -131,7 +133,7 @@ async def test_spending_is_entered_in_the_ledger_and_released(
     released = await client.post(f"{budget}/release", json={"execution_id": first})
     assert released.json()["execution_id"] == first
     assert (await client.get(budget)).json()["usage"]["tokens"] == 5
-    usage = (await client.get(f"/v1/executions/{second}/usage")).json()
+    usage = (await client.get(f"/v1/executions/{second}/usage")).json()["items"]
     assert [(one["execution_id"], one["usage"]) for one in usage] == [(second, {"tokens": 5, "calls": 1})]
 
 
@@ -206,6 +208,28 @@ async def test_a_key_of_a_namespace_has_its_own_budgets(
     wrong = await own.post(BUDGETS, json={"name": "x", "scope_type": "team"})
     assert (wrong.status_code, wrong.json()["errors"][0]["pointer"]) == (400, "/scope_type")
     assert (await own.get(f"/v1/executions/{there}/usage")).status_code == 404
+
+
+async def test_usage_of_children_in_another_namespace_is_left_out(
+    client: httpx.AsyncClient, client_of: MakeClient, plain_engine: ff.Engine
+) -> None:
+    budget = BudgetId(UUID((await create(client)).rsplit("/", 1)[1]))
+    parent = await started(plain_engine, namespace="a")
+    ids = [parent.execution_id]
+    for place, namespace in enumerate(("a", "b")):
+        item = NewExecution(execution_kind="child", namespace=namespace)
+        ids.append((await plain_engine.submit_child(parent.handle, "submit child", place, item)).execution_id)
+    for one in ids:
+        await plain_engine.record_spend(budget, one, {"tokens": 1})
+    path = f"/v1/executions/{ids[0]}/usage"
+
+    async def shown(by: httpx.AsyncClient, **params: Any) -> list[str]:
+        return sorted(one["execution_id"] for one in (await by.get(path, params=params)).json()["items"])
+
+    own = client_of(Scope.READ, namespaces=("a",))
+    assert await shown(client) == sorted(map(str, ids))
+    assert await shown(own) == sorted(map(str, ids[:2]))
+    assert await shown(own, children="false") == [str(ids[0])]
 
 
 async def test_wrong_budgets_change_nothing(client: httpx.AsyncClient) -> None:

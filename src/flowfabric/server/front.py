@@ -201,7 +201,9 @@ class _Request:
         status = self._status or 499  # the client left before there was an answer
         route = self.route
         if front._telemetry is not None:
-            front._telemetry.request(method, route, status, seconds)
+            operation = scope.get(OPERATION)
+            streams = operation is not None and operation.streams
+            front._telemetry.request(method, route, status, seconds, streams=streams)
         if front._logs_access:
             caller = scope.get(CALLER)
             access_log.write(

@@ -8,6 +8,7 @@ from flowfabric.server import problems
 from flowfabric.server.call import Call, Caller
 from flowfabric.server.operation import Within
 from flowfabric.server.problems import FieldError, Problem
+from flowfabric.values.checks import MAX_BATCH
 from flowfabric.values.ids import ExecutionId, FlowId
 
 
@@ -60,5 +61,9 @@ async def own_executions(call: Call, execution_ids: Iterable[ExecutionId]) -> se
     asked = list(execution_ids)
     if call.caller.namespaces is None or not asked:
         return set(asked)
-    known = await call.engine.in_namespaces(call.caller.namespaces, asked)
-    return {one for one, is_known in zip(asked, known, strict=True) if is_known}
+    own: set[ExecutionId] = set()
+    for begin in range(0, len(asked), MAX_BATCH):
+        some = asked[begin : begin + MAX_BATCH]
+        known = await call.engine.in_namespaces(call.caller.namespaces, some)
+        own.update(one for one, is_known in zip(some, known, strict=True) if is_known)
+    return own

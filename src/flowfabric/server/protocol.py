@@ -58,6 +58,13 @@ def protocol_class(
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            app = self.app
+
+            def with_abort(scope: Any, receive: Any, send: Any) -> Any:
+                scope.setdefault("extensions", {})[ABORT] = transport.abort
+                return app(scope, receive, send)
+
+            self.app = with_abort
             metrics.change(CONNECTIONS, 1, {})
             if len(self.connections) > most + RESERVE:
                 self._refuse(

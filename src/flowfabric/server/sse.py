@@ -65,8 +65,8 @@ class Clients:
         self._kept: dict[Hashable, bytes] = {}
         self._kept_bytes = 0
         self.following = 0  # clients of server-sent events, now
-        self.on_change: Callable[[int], None] | None = None  # is called with 1 or -1, for metrics
         self.cut_off = 0  # that took nothing for too long, so far
+        self.on_change: Callable[[int], None] | None = None  # is called with 1 or -1, for metrics
 
     @property
     def is_draining(self) -> bool:

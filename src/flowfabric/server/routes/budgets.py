@@ -261,16 +261,14 @@ async def release_spend(call: Call) -> SpendReleased:
     return SpendReleased(budget_id=found.budget_id, execution_id=asked.execution_id)
 
 
-async def read_usage(call: Call) -> list[ExecutionUsage]:
+async def read_usage(call: Call) -> Page:
     """Read what an execution, and what it submitted, used and hold of each budget, all periods together."""
     execution_id = call.path["execution_id"]
     if await call.engine.read_execution_state(execution_id) is None:
         raise NotFound("execution", execution_id)
     found = await call.engine.read_usage(execution_id, children=call.query.children)
-    if call.caller.namespaces is None:
-        return found
     own = await own_executions(call, {one.execution_id for one in found})
-    return [one for one in found if one.execution_id in own]
+    return Page(items=[one for one in found if one.execution_id in own])
 
 
 async def _own(call: Call) -> BudgetStatus:

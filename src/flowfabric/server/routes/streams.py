@@ -12,6 +12,7 @@ from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.contracts.json_form import to_json
 from flowfabric.errors import NotFound
 from flowfabric.server.call import Answer, Call, EventStream
+from flowfabric.server.limits import more_time
 from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.server.sse import StreamFeed
@@ -102,6 +103,7 @@ async def tail_stream(call: Call) -> Frames:
     asked: TailStream = call.query
     check_payloads(call)
     block = span(asked.block_seconds, "block_seconds")
+    more_time(call.request.scope, asked.block_seconds)
 
     async def tail(block: timedelta) -> StreamPage:
         with named(block="block_seconds"):
