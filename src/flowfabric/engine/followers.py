@@ -143,7 +143,7 @@ class Subscription(Generic[T_co]):
         until = time.monotonic() + within
         self._is_woken = False
         while not self._buffer:
-            if self._why is not None and not self._is_closed:
+            if self._why is not None:
                 self._end()
                 raise StreamDisconnected(self._why, cursor=self.cursor)
             left = until - time.monotonic()
