@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from flowfabric.server import cursors
 from flowfabric.server.call import Answer, Call, EventStream, Page
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
+from flowfabric.server.sse import Lines
 from flowfabric.values.api_key import ApiKey, check_key_id
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.keystore import RotationNoop
@@ -213,10 +214,10 @@ async def export_executions(call: Call) -> Answer:
     A line has what `GET /v1/executions/{execution_id}` returns, and `input` and `result`, unless the API key hides
     payloads. An export that breaks off continues with `created_before` of its last line.
     """
-    return Answer(body=EventStream(pieces=_lines(call), media="application/x-ndjson"))
+    return Answer(body=EventStream(pieces=Lines(call.service.clients, _lines(call)), media="application/x-ndjson"))
 
 
-async def _lines(call: Call) -> AsyncIterator[bytes]:
+async def _lines(call: Call) -> AsyncGenerator[bytes, None]:
     query: ExportExecutions = call.query
     cursor: Place | None = None
     while True:

@@ -13,7 +13,7 @@ from flowfabric.engine.reads import Place
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.server import cursors, problems, visible
 from flowfabric.server.call import Answer, Call, Page
-from flowfabric.server.namespace import check_flow
+from flowfabric.server.namespace import check_flow, check_limits
 from flowfabric.server.new_execution import SubmitExecution, new_execution
 from flowfabric.server.operation import LARGE, Instant, Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem, ProblemDocument
@@ -174,6 +174,7 @@ async def submit_execution(call: Call) -> Answer:
     """
     item = new_execution(call, call.body)
     await check_flow(call, item.flow_id)
+    await check_limits(call, [call.body.policy])
     made = await call.service.submissions.submit(item)
     await _check_known(call, item, made)
     return Answer(
@@ -205,6 +206,7 @@ async def submit_batch(call: Call) -> BatchSubmitted:
         try:
             item = new_execution(call, one, in_batch=True)
             await check_flow(call, item.flow_id)
+            await check_limits(call, [one.policy])
             items.append(item)
             places.append(place)
         except (FlowFabricError, Problem) as error:
