@@ -399,6 +399,8 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "list_held": (a_budget, lambda e, at: e.list_held(at[1])),
     "read_held": (state("A"), lambda e, at: e.read_held(at.id)),
     "count_held": (nothing, lambda e, _: e.count_held()),
+    "count_denials": (nothing, lambda e, _: e.count_denials()),
+    "read_denials": (nothing, lambda e, _: e.read_denials()),
     "find_unreported_budgets": (nothing, lambda e, _: e.find_unreported_budgets()),
     "read_declared_limits": (nothing, lambda e, _: e.read_declared_limits(["budget b"])),
     "note_declared_limits": (nothing, lambda e, _: e.note_declared_limits({"budget b": "1"})),
