@@ -39,11 +39,11 @@ _LEFT_OUT: Final[Mapping[str, str]] = {
         submit_child submit_child_flow suspend suspend_by_triple suspend_on use_budgets verify_grant
         wait_children work_wakeups""",
     "a round of a duty, or a part of one": """
-        audit_sample cancel_children cancel_siblings cascade_completion collect_reservations dispatch_cascades
-        dispatch_completion drain_sibling_cancel_group due_schedules expire_execution expire_suspension
-        expire_waitpoint find_unreported_budgets fire_schedule judge_routes leave_lead list_leaders
-        list_running_bulk list_sibling_cancels look_for_due lost_wakeups mark_lease_expired_if_due next_due
-        project_flow_summaries project_flow_summary promote_blocked_to_eligible promote_delayed
+        audit_sample count_denials cancel_children cancel_siblings cascade_completion collect_reservations
+        dispatch_cascades dispatch_completion drain_sibling_cancel_group due_schedules expire_execution
+        expire_suspension expire_waitpoint find_unreported_budgets fire_schedule judge_routes leave_lead
+        list_leaders list_running_bulk list_sibling_cancels look_for_due lost_wakeups mark_lease_expired_if_due
+        next_due project_flow_summaries project_flow_summary promote_blocked_to_eligible promote_delayed
         reconcile_budget_counters reconcile_cancellations reconcile_edges reconcile_quotas
         reconcile_sibling_cancel_group repair_floors reset_due_budgets resolve_dependency run_bulk run_timers
         submit_hooks sweep sweep_workers take_lead timer_wakeups trim_retention trim_worker_events
@@ -62,7 +62,7 @@ _LEFT_OUT: Final[Mapping[str, str]] = {
     "many at once: a route has it for one, or `/v1/bulk` for all that match": "add_executions_to_flow cancel_many",
     "of the command line and the client library, which read the database": """
         audit count_events count_held find_id find_limits find_unserved free_key list_bindings list_children
-        list_held list_quota_keys list_uncovered list_versions list_worker_events read_held""",
+        list_held list_quota_keys list_uncovered list_versions list_worker_events read_denials read_held""",
     "declared in the app's code": "bind_limit note_declared_limits unbind_limit",
     "a consumer runs in the process that consumes; over HTTP `/v1/events` is followed": """
         consume delete_consumer fail_consumer leave_consumer register_consumer set_consumer""",
