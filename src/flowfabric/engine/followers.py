@@ -143,10 +143,9 @@ class Subscription(Generic[T_co]):
         until = time.monotonic() + within
         self._is_woken = False
         while not self._buffer:
-            if self._error is not None:
-                error, self._error = self._error, None
+            if self._why is not None:
                 self._end()
-                raise error
+                raise StreamDisconnected(self._why, cursor=self.cursor)
             left = until - time.monotonic()
             if self._is_closed or self._is_woken or left <= 0:
                 return []
