@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from flowfabric.errors import InvalidInput
 
@@ -19,6 +20,7 @@ class Settings:
     pg_bin: Path | None = None  # FLOWFABRIC_PG_BIN: Postgres programs for the embedded server instead of the wheel's
     lanes: tuple[str, ...] = ("default",)  # FLOWFABRIC_LANES: registered by `prepare`, separated by commas
     test_dsn: str | None = None  # FLOWFABRIC_TEST_DSN: a server for the testing kit instead of its own
+    public_url: str | None = None  # FLOWFABRIC_PUBLIC_URL: where people reach `flowfabric server`, for links
 
     def __repr__(self) -> str:
         # The DSN may contain a password.
@@ -31,6 +33,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "pg_bin": "FLOWFABRIC_PG_BIN",
     "lanes": "FLOWFABRIC_LANES",
     "test_dsn": "FLOWFABRIC_TEST_DSN",
+    "public_url": "FLOWFABRIC_PUBLIC_URL",
 }
 
 
@@ -49,7 +52,24 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         pg_bin=Path(values["pg_bin"]) if "pg_bin" in values else None,
         lanes=lanes,
         test_dsn=values.get("test_dsn"),
+        public_url=_address(values["public_url"]) if "public_url" in values else None,
     )
+
+
+def _address(text: str) -> str:
+    """Return an address without its last slash."""
+    try:
+        parts = urlsplit(text)
+        fits = (
+            parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.fragment or "@" in text)
+        )
+    except ValueError:
+        fits = False
+    if not fits:
+        raise InvalidInput(
+            "not an address", field=ENVIRONMENT["public_url"], allowed="http:// or https:// with a host, and a path"
+        )
+    return text.rstrip("/")
 
 
 # Of `flowfabric server`, which has an option of the same name for each, and what holds without either; None: unset.

@@ -14,6 +14,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric.engine.flow_reads import member_cursor
 from flowfabric.errors import Conflict, Contention, Corruption, StateError, ValidationFailed
 from flowfabric.values.attempt import Completion
 from flowfabric.values.conditions import on
@@ -23,7 +24,9 @@ from flowfabric.values.flow import (
     AlreadyApplied,
     AlreadyMember,
     Applied,
+    CancellationScheduled,
     Edge,
+    FlowCancelled,
     FlowCreated,
     FlowExists,
     FlowState,
@@ -1625,3 +1628,27 @@ async def test_every_change_of_a_bucket_marks_the_flow(engine: CheckedEngine, st
     assert {n: getattr(counted, n) for n in counted.__struct_fields__ if n != "last_summary_update_at"} == {
         n: getattr(fresh, n) for n in fresh.__struct_fields__ if n != "last_summary_update_at"
     }
+
+
+async def test_members_come_in_pages_in_creation_order(engine: CheckedEngine) -> None:
+    flow = await submitted(engine, {name: [] for name in "abcdefg"})
+    expected = [one.execution_id for one in await engine.list_flow_members(flow.id)]
+    seen: list[ExecutionId] = []
+    cursor: str | None = None
+    while page := await engine.list_flow_members(flow.id, cursor=cursor, limit=3):
+        seen += [one.execution_id for one in page]
+        cursor = member_cursor(page[-1])
+    assert seen == expected
+    assert len(expected) == 7
+
+
+async def test_a_cancel_that_waits_cancels_what_an_earlier_one_left_to_the_duties(engine: CheckedEngine) -> None:
+    flow = await submitted(engine, CHAIN)
+    scheduled = await engine.cancel_flow(flow.id, reason="first")
+    assert isinstance(scheduled, CancellationScheduled)
+    done = await engine.cancel_flow(flow.id, policy="flow_only", wait=True)
+    assert isinstance(done, FlowCancelled)
+    assert done.cancellation_policy == "cancel_all"
+    assert {one.state for one in await engine.list_flow_members(flow.id)} == {"cancelled"}
+    assert await engine.read_cancel_backlog(flow.id) is None
+    assert isinstance(await engine.cancel_flow(flow.id, wait=True), FlowCancelled)

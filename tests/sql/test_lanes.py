@@ -108,6 +108,13 @@ async def test_a_lane_is_its_own(engine: CheckedEngine) -> None:
     assert (await claim_one(engine, lane_id="b")).execution_id == target
 
 
+async def test_a_lane_that_is_not_in_the_expected_state_stays_as_it_is(engine: CheckedEngine) -> None:
+    await engine.set_lane_state("default", "paused")
+    assert await engine.set_lane_state("default", "active", expected="draining") is LaneState.PAUSED
+    assert await engine.set_lane_state("default", "draining", expected=LaneState.PAUSED) is LaneState.PAUSED
+    assert (await engine.list_lanes()).items[0].state is LaneState.DRAINING
+
+
 async def test_setting_the_state_of_an_unknown_lane_registers_it(engine: CheckedEngine) -> None:
     assert await engine.set_lane_state("new", "paused") is LaneState.ACTIVE
     assert [(lane.lane_id, lane.state) for lane in (await engine.list_lanes()).items] == [("new", "paused")]

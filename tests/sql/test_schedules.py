@@ -51,6 +51,26 @@ async def test_a_schedule_is_stored_as_it_was_given(world: World) -> None:
     assert await world.engine.read_schedule("S") is None
 
 
+async def test_a_schedule_that_was_changed_since_is_not_overwritten(world: World) -> None:
+    assert await put(world.engine, expected=DUE) == "mismatch"
+    assert await world.engine.read_schedule("s") is None
+    await put(world.engine)
+    first = (await read(world.engine)).updated_at
+    await fire(world.engine)
+    assert await put(world.engine, kind="other", expected=first) == "changed"
+    assert await put(world.engine, kind="third", expected=first) == "mismatch"
+    assert (await read(world.engine)).kind == "other"
+
+
+async def test_schedules_of_one_namespace_are_listed(world: World) -> None:
+    await put(world.engine, "a", options={"namespace": "n"})
+    await put(world.engine, "b", options={"namespace": "m"})
+    await put(world.engine, "c", options={})
+    for namespace, names in (("n", ["a"]), ("", ["c"]), ("x", []), (None, ["a", "b", "c"])):
+        page = await world.engine.list_schedules(namespace=namespace)
+        assert [one.name for one in page.items] == names
+
+
 async def test_storing_the_same_again_changes_nothing(world: World) -> None:
     await put(world.engine)
     await fire(world.engine)

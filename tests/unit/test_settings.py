@@ -9,6 +9,7 @@ import pytest
 
 from flowfabric.errors import InvalidInput
 from flowfabric.settings import ENVIRONMENT, Settings, load
+from tests.each import each
 
 
 def test_without_an_environment_everything_has_its_default() -> None:
@@ -28,6 +29,7 @@ def test_every_setting_is_read_from_its_name_alone() -> None:
         "FLOWFABRIC_PG_BIN": "/pg/bin",
         "FLOWFABRIC_LANES": "a,b",
         "FLOWFABRIC_TEST_DSN": "postgresql://tests/db",
+        "FLOWFABRIC_PUBLIC_URL": "https://flows.example/api/",
         "DSN": "postgresql://elsewhere/db",
         "FF_LANES": "c",
     }
@@ -37,10 +39,29 @@ def test_every_setting_is_read_from_its_name_alone() -> None:
         pg_bin=Path("/pg/bin"),
         lanes=("a", "b"),
         test_dsn="postgresql://tests/db",
+        public_url="https://flows.example/api",
     )
     assert load(given) == expected
     for name in ENVIRONMENT.values():
         assert load({name: given[name]}) != Settings()
+
+
+@each(
+    "text",
+    [
+        "flows.example",
+        "ftp://flows.example",
+        "https://",
+        "https://a:secret@flows.example",
+        "https://x/?a",
+        "http://[x",
+        "/w",
+    ],
+)
+def test_the_public_address_is_an_address(text: str) -> None:
+    with pytest.raises(InvalidInput, match="FLOWFABRIC_PUBLIC_URL") as refused:
+        load({"FLOWFABRIC_PUBLIC_URL": text})
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("empty", ["", " ", "\t\n"])

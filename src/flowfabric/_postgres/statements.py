@@ -117,7 +117,10 @@ def grow_flow(placeholder: str) -> str:
 
 
 def read_nodes(placeholder: str) -> str:
-    return _rows("read_members", f"{placeholder.format(1)}::uuid, false", "id, node") + " where node is not null"
+    return (
+        _rows("read_members", f"{placeholder.format(1)}::uuid, false, null, null, null", "id, node")
+        + " where node is not null"
+    )
 
 
 # Executions
@@ -323,11 +326,11 @@ DESCRIBE_FLOW = _rows(
 )
 READ_MEMBERS = _rows(
     "read_members",
-    2,
+    5,
     "partition, id, node, kind, state, created_at, started_at, completed_at, failure_reason, failure_category,"
     " cancellation_reason, result, result_encoding",
 )
-READ_NODES = _rows("read_members", "$1, false", "partition, id, node") + " where node is not null"
+READ_NODES = _rows("read_members", "$1, false, null, null, null", "partition, id, node") + " where node is not null"
 FLOW_PROGRESS = _rows("flow_progress", 2, "members, live, state")
 LIST_FLOWS = _rows("list_flows", "$1, $2, null, null, null, null, $3", _FLOW)
 FIND_FLOWS = _rows("list_flows", "null, null, $1, $2, $3, $4, $5", _FLOW)
@@ -436,7 +439,7 @@ LIST_BINDINGS = _rows(
 
 REGISTER_LANES = _value("register_lanes", 1, "made")
 LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")
-SET_LANE_STATE = _value("set_lane_state", 2, "before")
+SET_LANE_STATE = _value("set_lane_state", 3, "before")
 READ_GAUGES = _rows("read_gauges", 1, "what, name, value, oldest_at, at")
 LANE_STATS = _rows("lane_stats", 1, "name, state, depth, oldest_at, delayed, waiting_children, running, at")
 
@@ -473,12 +476,12 @@ TRIM_WORKER_EVENTS = _value("trim_worker_events", 1, "n")
 
 # Schedules
 
-PUT_SCHEDULE = _value("put_schedule", 8, "did")
-LIST_SCHEDULES = _rows("list_schedules", "null, $1, $2", _SCHEDULE)
-READ_SCHEDULE = _rows("list_schedules", "$1, null, 1", _SCHEDULE)
+PUT_SCHEDULE = _value("put_schedule", 9, "did")
+LIST_SCHEDULES = _rows("list_schedules", "null, $1, $2, $3", _SCHEDULE)
+READ_SCHEDULE = _rows("list_schedules", "$1, null, null, 1", _SCHEDULE)
 SCHEDULE_AS_DUE = _rows(
     "list_schedules",
-    "$1, null, 1",
+    "$1, null, null, 1",
     "name, kind, timing, catch_up, payload, payload_encoding, options, flowfabric.server_now() as now",
 )
 PAUSE_SCHEDULE = _value("set_schedule_paused", "$1, true, null", "found")

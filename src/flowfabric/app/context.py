@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 from uuid import UUID
 
 from flowfabric.app.flow_builder import Flow
+from flowfabric.bridges.callbacks import link_to
 from flowfabric.client.current import Scope
 from flowfabric.client.submission import new_submission
 from flowfabric.contracts.waits import RAISE, OnTimeout, Raise, Reason, WaitRequest
 from flowfabric.errors import InvalidInput
+from flowfabric.settings import ENVIRONMENT
 from flowfabric.values.budget import OnLost, Reserved
 from flowfabric.values.callback import callback_text
 from flowfabric.values.conditions import AllMet, Condition, Count, OperatorOnly, Single, TimeoutOnly
@@ -497,6 +499,21 @@ class WaitpointFacts:
     def callback(self) -> str:
         """Execution, waitpoint and token as one string that is safe in a link. Give it only to the sender."""
         return callback_text(self.execution_id, self.id, self.token)
+
+    @property
+    def link(self) -> str:
+        """A link to `flowfabric server`, which shows what is asked and takes the answer. Give it only to the sender.
+
+        The worker has to know the server's public address, as `FLOWFABRIC_PUBLIC_URL`.
+        """
+        found = link_to(self.callback)
+        if found is None:
+            raise InvalidInput(
+                "the worker does not know where people reach the server",
+                field=ENVIRONMENT["public_url"],
+                allowed="the public address of `flowfabric server`, such as https://flows.example",
+            )
+        return found
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.key!r}, {str(self.id)!r}, token={self.token})"

@@ -59,7 +59,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 Q = ParamSpec("Q")
 R = TypeVar("R")
-_KEYS = UUID("a2c9b1f0-5d1e-5f6b-9a55-6f0f7c3b7e21")  # the namespace of flow ids made from idempotency keys
+KEYS = UUID("a2c9b1f0-5d1e-5f6b-9a55-6f0f7c3b7e21")  # the namespace of flow ids made from idempotency keys
 
 
 class _Entry:
@@ -481,7 +481,7 @@ class Flow:
 
     def id_of(self, key: str) -> FlowId:
         """Return the id of the flow with this idempotency key."""
-        return FlowId(uuid5(_KEYS, f"{self.namespace}\0{self.name}\0{key}"))
+        return FlowId(uuid5(KEYS, f"{self.namespace}\0{self.name}\0{key}"))
 
 
 def _title(name: str) -> str:

@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
+from flowfabric import settings
 from flowfabric.bridges.answers import deliver_checked
 from flowfabric.contracts.codecs import Codecs
 from flowfabric.engine import Engine
@@ -22,6 +23,15 @@ from flowfabric.values.wait import WaitpointToken
 
 MAX_BODY = 256 * 1024
 _CLOSED = "answered already, or not open now: try again later"
+
+
+def link_to(callback: str, public_url: str | None = None) -> str | None:
+    """Return the link of a callback to `flowfabric server`; None if its public address is not known.
+
+    `public_url`: by default that of the setting `FLOWFABRIC_PUBLIC_URL`.
+    """
+    base = settings.load().public_url if public_url is None else public_url.rstrip("/")
+    return None if base is None else f"{base}/w/{callback}"
 
 
 class UnknownWaitpoint(Exception):

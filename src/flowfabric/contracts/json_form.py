@@ -138,7 +138,7 @@ def _bytes(data: bytes, encoding: str | None = None) -> Any:
         return {**shown, "encoding": encoding} if encoding else shown
 
 
-def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> Any:
+def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID | None) -> Any:
     """A stored payload or result as JSON: its value if it is JSON, its text if it is text, else base64."""
     if data is None or encoding == "redacted":
         return None
@@ -156,7 +156,9 @@ def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, exe
     return _bytes(data, encoding)
 
 
-def payload_or_problem(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID) -> Any:
+def payload_or_problem(
+    data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID | None
+) -> Any:
     """The same; data that the app's codecs cannot read is base64 with the problem."""
     from flowfabric.contracts.codecs import CannotDecode  # noqa: PLC0415
 

@@ -62,8 +62,9 @@ class FlowCancels(FlowOperations):
 
         With `wait` the call cancels the members before it returns, for that long at most (True: 300 s). Without it the
         call returns, and any process that runs duties cancels them immediately. A flow that was closed before keeps its
-        policy, which is applied again to members that were replayed since. If `requester` is the id of the execution
-        that submitted the flow, its members are recorded as cancelled by `handler`.
+        policy, which is applied again to members that were replayed since; with `wait` the call also cancels members
+        that an earlier call left to the duties. If `requester` is the id of the execution that submitted the flow, its
+        members are recorded as cancelled by `handler`.
         """
         chosen = check_cancellation(policy)
         if isinstance(wait, timedelta):
@@ -88,7 +89,8 @@ class FlowCancels(FlowOperations):
             if isinstance(header, FlowAlreadyTerminal):
                 chosen = header.stored_cancellation_policy or chosen
                 members = members[:_LISTED] if header.target_count == 0 else members
-            if header.target_count == 0:
+            is_new = not isinstance(header, FlowAlreadyTerminal)
+            if header.target_count == 0 and (is_new or budget is None):
                 return FlowCancelled(cancellation_policy=chosen, member_execution_ids=members)
             if budget is None:
                 return CancellationScheduled(

@@ -34,6 +34,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     result_encoding: str | None
 
 
+def member_cursor(member: Member) -> str:
+    """Return the cursor after a member."""
+    return time_cursor(member.created_at, member.execution_id)
+
+
 class FlowReads(FlowOperations):
     """describe_flow, read_flow_graph, list_flow_members, flow_progress, list_flows, find_flows, summaries."""
 
@@ -69,10 +74,17 @@ class FlowReads(FlowOperations):
         )
         return FlowGraph(flow=snapshot, nodes=nodes, edges=tuple(await self._edges_of(flow)))
 
-    async def list_flow_members(self, flow_id: FlowId, *, results: bool = False) -> list[Member]:
-        """Return the members of a flow in creation order, with their results if asked; empty for an unknown flow."""
+    async def list_flow_members(
+        self, flow_id: FlowId, *, results: bool = False, cursor: str | None = None, limit: int | None = None
+    ) -> list[Member]:
+        """Return the members of a flow in creation order, with their results if asked; empty for an unknown flow.
+
+        With a `limit` only so many, after the member that `member_cursor` of the last one names.
+        """
         _, uuid = self._flow(flow_id)
-        found = await self._fetch(statements.READ_MEMBERS, uuid, bool(results), repeatable=True)
+        at, after = parse_time_cursor(cursor)
+        size = None if limit is None else check_int(limit, "limit", 1, 100_000)
+        found = await self._fetch(statements.READ_MEMBERS, uuid, bool(results), at, after, size, repeatable=True)
         return [
             Member(
                 execution_id=ExecutionId(row["id"]),

@@ -38,14 +38,16 @@ class Lanes(Operations):
         )
         return first_page([rows.lane(row) for row in found], size, lambda last: last.lane_id)
 
-    async def set_lane_state(self, lane_id: str, state: LaneState | str) -> LaneState:
-        """Pause, drain, disable or open a lane; returns the previous state. An unknown lane is registered."""
-        name = check_lane(lane_id)
-        try:
-            wanted = LaneState(state)
-        except ValueError:
-            raise InvalidInput(f"got {state!r}", field="state", allowed=", ".join(LaneState)) from None
-        row = await self._row(statements.SET_LANE_STATE, name, wanted.value)
+    async def set_lane_state(
+        self, lane_id: str, state: LaneState | str, *, expected: LaneState | str | None = None
+    ) -> LaneState:
+        """Pause, drain, disable or open a lane; returns the previous state. An unknown lane is registered.
+
+        With `expected` nothing changes if the previous state is another one.
+        """
+        name, wanted = check_lane(lane_id), _state(state, "state")
+        only = None if expected is None else _state(expected, "expected").value
+        row = await self._row(statements.SET_LANE_STATE, name, wanted.value, only)
         return LaneState(row["before"])
 
     async def lane_stats(self, lane_ids: Collection[str] | None = None) -> list[LaneStats]:
@@ -84,3 +86,10 @@ class Lanes(Operations):
             slots=numbers["slots"][""],
             cancelling_flows=numbers["cancelling"][""],
         )
+
+
+def _state(value: object, field: str) -> LaneState:
+    try:
+        return LaneState(value)  # type: ignore[arg-type]  # checked by the enum
+    except ValueError:
+        raise InvalidInput(f"got {value!r}", field=field, allowed=", ".join(LaneState)) from None

@@ -36,8 +36,12 @@ class Schedules(Operations):
         payload: bytes = b"",
         payload_encoding: str | None = None,
         options: Mapping[str, Any] | None = None,
-    ) -> Literal["created", "changed", "unchanged"]:
-        """Store a schedule under its name. If its timing is unchanged, it keeps its next time and stays paused."""
+        expected: datetime | None = None,
+    ) -> Literal["created", "changed", "unchanged", "mismatch"]:
+        """Store a schedule under its name. If its timing is unchanged, it keeps its next time and stays paused.
+
+        With `expected`, a stored `updated_at`, it only changes a schedule that has not been changed since.
+        """
         if not isinstance(catch_up, str) or catch_up not in CATCH_UP:
             raise InvalidInput(f"got {catch_up!r}", field="catch_up", allowed=", ".join(CATCH_UP))
         row = await self._row(
@@ -50,18 +54,22 @@ class Schedules(Operations):
             None if payload_encoding is None else check_text(payload_encoding, "payload_encoding"),
             _json({} if options is None else options, "options"),
             None if next_at is None else moment(next_at, "next_at"),
-            repeatable=True,
+            None if expected is None else moment(expected, "expected"),
+            repeatable=expected is None,
         )
-        did: Literal["created", "changed", "unchanged"] = row["did"]
+        did: Literal["created", "changed", "unchanged", "mismatch"] = row["did"]
         return did
 
-    async def list_schedules(self, *, cursor: str | None = None, limit: int = 100) -> Page[Schedule, str]:
-        """Return all schedules by name."""
+    async def list_schedules(
+        self, *, namespace: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page[Schedule, str]:
+        """Return all schedules, or those that submit to a namespace, by name."""
         size = check_limit(limit, 1000)
         if size == 0:
             return Page(())
         found = await self._fetch(
             statements.LIST_SCHEDULES,
+            None if namespace is None else check_text(namespace, "namespace"),
             None if cursor is None else _name(cursor, "cursor"),
             size + 1,
             repeatable=True,

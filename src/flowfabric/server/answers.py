@@ -37,7 +37,7 @@ class Writer:
         self._status = next(iter(operation.answers), 200)
         self._media = operation.media.encode()
         records = [one for answer in operation.answers.values() for one in union_members(answer)]
-        found = [one for one in records if is_record(one)]
+        found = {one for one in records if is_record(one)}
         self._tags = {one: f'{{"status":"{snake_case(one.__name__)}",'.encode() for one in found if len(found) > 1}
 
     def write(self, call: Call, result: Any) -> Finished:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +58,9 @@ class Answer:
     media: str | None = None
     etag: str | None = None  # of `body` by default
     target: str | None = None  # what the audit log names as the target; the path's ids by default
+    # What is left to do once the transaction is committed and its connection given back, such as waiting; it returns
+    # the answer. A kept answer is the one without it.
+    then: Callable[[], Awaitable[Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,23 +98,41 @@ class Endpoint:
             call.query = replace(query, cursor=cursors.unseal(query.cursor, *self._writer.filters(call)))
         if operation.is_audited or _is_kept(call):
             return await self._in_transaction(call, data, scope)
-        return self._writer.write(call, await self._handle(call))
+        return await self._finished(call, await self._handle(call))
 
     async def _handle(self, call: Call) -> Any:
         if call.caller.namespaces is not None:
             await check_namespace(call)
         return await self.operation.handler(call)
 
+    async def _finished(self, call: Call, result: Any) -> Finished:
+        if isinstance(result, Answer) and result.then is not None:
+            result = await result.then()
+        return self._writer.write(call, result)
+
     async def _in_transaction(self, call: Call, data: bytes, scope: ASGIScope) -> Finished:
+        result: Any = None
+
         async def work(actor: Actor) -> Finished:
-            result = await self._handle(call)
-            if isinstance(result, Answer) and result.target is not None:
-                actor.target = result.target
+            nonlocal result
+            shown: Any = None
+            try:
+                shown = result = await self._handle(call)
+            except Problem as problem:
+                shown = problem.answer
+                raise
+            finally:
+                if isinstance(shown, Answer) and shown.target is not None:
+                    actor.target = shown.target
             return self._writer.write(call, result)
 
         if _is_kept(call):
-            return await idempotency.once(call, data, request_id(scope), work, lambda error: refused(error, scope))
-        return await audit.acting(call, request_id(scope), work)
+            finished = await idempotency.once(call, data, request_id(scope), work, lambda error: refused(error, scope))
+        else:
+            finished = await audit.acting(call, request_id(scope), work)
+        if isinstance(result, Answer) and result.then is not None:
+            return await self._finished(call, result)
+        return finished
 
     async def _caller(self, headers: dict[bytes, bytes], address: str) -> Caller:
         scope, keys = self.operation.scope, self._service.keys
@@ -164,9 +182,13 @@ def refused(error: Exception, scope: ASGIScope) -> Finished:
     elif not isinstance(error, Problem):
         log.error("request %s failed", request_id(scope), exc_info=error)
         error = problems.internal()
-    headers = [(name.lower().encode(), value.encode()) for name, value in error.headers.items()]
-    headers.append((b"content-type", problems.MEDIA.encode()))
+    shown = error.answer
+    given = error.headers if shown is None else {**error.headers, **shown.headers}
+    headers = [(name.lower().encode(), value.encode()) for name, value in given.items()]
+    headers.append((b"content-type", ((shown and shown.media) or problems.MEDIA).encode()))
     headers.append((b"cache-control", b"no-store"))
+    if shown is not None:
+        return Finished(error.status, headers, shown.body)
     body = problems.encode(error.document(request_id(scope), scope.get("root_path", "")))
     return Finished(error.status, headers, body)
 

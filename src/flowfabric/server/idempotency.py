@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import uuid
 from collections.abc import Awaitable, Callable
@@ -48,17 +49,14 @@ async def once(
         case Repeat.OTHER_REQUEST:
             raise Problem(422, "idempotency_key_reused", "the Idempotency-Key was used for another request")
     is_secret = call.operation.repeats is Repeats.SECRET
-    is_kept = False
 
     async def keep(finished: Finished, *, secret: bool) -> None:
-        nonlocal is_kept
         await call.engine.finish_answer(
             key,
             status=None if secret else finished.status,
             headers={name.decode(): value.decode() for name, value in finished.headers},
             body=finished.body,
         )
-        is_kept = True
 
     async def kept_work(actor: Actor) -> Finished:
         try:
@@ -74,7 +72,8 @@ async def once(
     try:
         return await audit.acting(call, request_id, kept_work)
     except BaseException:
-        if not is_kept:
+        # An answer that was kept stays, also if its commit is still under way: this waits for it.
+        with contextlib.suppress(FlowFabricError):
             await call.service.engine.forget_answer(key)
         raise
 

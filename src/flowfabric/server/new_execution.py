@@ -57,8 +57,11 @@ class SubmitExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     flow_id: FlowId | None = None
 
 
-def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False) -> NewExecution:
-    """What a submission creates; refused with the name of the member that is wrong."""
+def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False, nested: bool = False) -> NewExecution:
+    """What a submission creates; refused with the name of the member that is wrong.
+
+    `nested`: it is a node of a flow, to which hooks of the app do not apply.
+    """
     namespace = given_namespace(call.caller, given.namespace) if in_batch else call.namespace
     app = call.service.app
     task = None if app is None else app.find_task(given.execution_kind)
@@ -78,7 +81,7 @@ def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False)
     if task is None:
         made = NewExecution(execution_kind=given.execution_kind, namespace=namespace or "")
     else:
-        hooks = task.hooks(task.defaults, nested=False)
+        hooks = task.hooks(task.defaults, nested=nested)
         made = task.defaults.item(task.name, b"", None, hooks=hooks, limits=task.limit_names.limits(task.defaults))
         if namespace is not None:
             made = msgspec.structs.replace(made, namespace=namespace)

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from http import HTTPStatus
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, cast, get_args, get_type_hints
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import fields
 
 from flowfabric.contracts import json_form
@@ -35,6 +36,7 @@ address of a page that explains the code.
 
 A list has `items`, `next_cursor` and the header `Link` with `rel="next"`. A cursor belongs to its filters.
 """
+_FORM: Final = "application/x-www-form-urlencoded"
 _PROBLEMS: Final[Mapping[int, str]] = {
     304: "Not modified: `If-None-Match` names the current version.",
     400: "A value is malformed or out of range, or the body is not JSON.",
@@ -50,6 +52,7 @@ _PROBLEMS: Final[Mapping[int, str]] = {
     429: "Too many requests, or no room under a limit; `Retry-After` says when to come back.",
     500: "The server failed, or lost its database.",
     503: "Not offered by this deployment, or the server is shutting down.",
+    504: "What the request waited for did not happen in time; it goes on.",
 }
 _WITHIN: Final[Mapping[Within, str]] = {
     Within.EXECUTION: "an API key with namespaces finds only executions of these",
@@ -124,9 +127,15 @@ def _operation(one: Operation, named: Mapping[str, Operation], schemas: Schemas)
         "responses": _responses(one, named, schemas),
         "security": [] if one.scope is None else [{"key": [str(one.scope)]}],
     }
-    if one.body is not None:
+    if one.body is bytes:
         made["requestBody"] = {
-            "required": any(each.required for each in fields(one.body)),
+            "required": False,
+            "content": {"application/json": {"schema": {}}, _FORM: {"schema": {"type": "object"}}},
+        }
+    elif one.body is not None:
+        record = cast("type[Struct]", one.body)
+        made["requestBody"] = {
+            "required": any(each.required for each in fields(record)),
             "content": {"application/json": {"schema": schemas.of(one.body, answer=False)}},
         }
     return made
@@ -169,7 +178,8 @@ def _responses(one: Operation, named: Mapping[str, Operation], schemas: Schemas)
         headers = {"X-Request-Id": _header("The id of the request.")}
         made: dict[str, Any] = {"description": HTTPStatus(status).phrase, "headers": headers}
         if answer is not None:
-            made["content"] = {one.media: {"schema": _answer(one, answer, schemas, tagged=len(records) > 1)}}
+            made["content"] = {one.media: {"schema": _answer(one, answer, schemas, tagged=len(set(records)) > 1)}}
+            made["content"] |= {media: {"schema": {"type": "string"}} for media in one.also}
         if one.etag and status == 200:
             headers["ETag"] = _header("The version of what was read.")
         if _is_page(one):
@@ -195,6 +205,10 @@ def statuses(one: Operation) -> list[int]:
     found = {400, 422, 429, 500, 503}
     if one.scope is not None:
         found |= {401, 403}
+    elif one.method == "POST":
+        found.add(403)  # the form of another site
+    if one.method == "POST" and "wait" in one.query.__struct_fields__:
+        found.add(504)
     if "{" in one.path or one.within in (Within.GIVEN, Within.ITEMS):
         found.add(404)
     if one.method == "GET":

@@ -67,9 +67,11 @@ class Operation:
     within: Within
     engine: tuple[str, ...] = ()  # the operations of `Engine` that it puts behind HTTP
     query: type[Struct] = Empty
-    body: type[Struct] | None = None  # None: it takes no body. A record whose members all have defaults may be left out
+    # None: it takes no body. A record whose members all have defaults may be left out. `bytes`: any body, as it is.
+    body: type[Struct] | type[bytes] | None = None
     answers: Mapping[int, Any] = field(default_factory=dict)  # by status: the type of the body; None: no body
     media: str = "application/json"  # of the answers: also application/octet-stream, text/event-stream, ...
+    also: tuple[str, ...] = ()  # other media types that a client may ask for
     limit: int = CONTROL  # bytes of the body
     repeats: Repeats = Repeats.SAFE
     etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds If-Match

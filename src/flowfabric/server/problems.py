@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -23,6 +23,9 @@ from flowfabric.errors import (
     ResourceExhausted,
     TransportError,
 )
+
+if TYPE_CHECKING:
+    from flowfabric.server.call import Answer
 
 log = logging.getLogger("flowfabric.server")
 MEDIA: Final = "application/problem+json"
@@ -133,6 +136,7 @@ class Problem(Exception):
         self.errors = tuple(errors)
         self.headers = dict(headers or {})
         self.members = members
+        self.answer: Answer | None = None  # how it is shown, if not as a document: its body is bytes
         if self.status in (429, 503):
             self.headers.setdefault("Retry-After", str(_RETRY_AFTER))
         super().__init__(detail)

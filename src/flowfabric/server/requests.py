@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Final, get_origin
+from typing import Any, Final, cast, get_origin
 from urllib.parse import parse_qsl
 from uuid import UUID
 
@@ -40,11 +40,15 @@ class Reader:
         self._query = operation.query
         self._lists = {one.encode_name for one in fields(operation.query) if _is_list(one.type)}
         self._known = {one.encode_name for one in fields(operation.query)}
+        # Links pass through mail programs, which add parameters of their own.
+        self._ignores = not operation.query.__struct_config__.forbid_unknown_fields
         self._no_query = msgspec.convert({}, operation.query) if not _required(operation.query) else None
-        self._decoder = None if operation.body is None else msgspec.json.Decoder(operation.body)
+        self._is_raw = operation.body is bytes
+        record = None if self._is_raw else cast("type[msgspec.Struct] | None", operation.body)
+        self._decoder = None if record is None else msgspec.json.Decoder(record)
         self._no_body = None
-        if operation.body is not None and not _required(operation.body):
-            self._no_body = msgspec.convert({}, operation.body)
+        if record is not None and not _required(record):
+            self._no_body = msgspec.convert({}, record)
 
     def path(self, values: Sequence[str]) -> dict[str, Any]:
         """The parameters of the path."""
@@ -68,6 +72,8 @@ class Reader:
             raise Problem(400, "bad_request", "the query is not valid") from None
         for name, value in pairs:
             if name not in self._known:
+                if self._ignores:
+                    continue
                 errors.append(FieldError("unknown", parameter=name, allowed=", ".join(sorted(self._known)) or "none"))
             elif name in self._lists:
                 given.setdefault(name, []).append(value)
@@ -96,6 +102,8 @@ class Reader:
 
     def body(self, data: bytes, content_type: bytes | None) -> Any:
         """The record of the body; None for an operation that takes none."""
+        if self._is_raw:
+            return data
         if self._decoder is None:
             if data.strip() not in (b"", b"{}"):
                 raise Problem(422, "invalid_request", f"{self._operation.method} {self._operation.path} takes no body")
@@ -118,11 +126,11 @@ class Reader:
 
     def _nearly(self, data: bytes, error: msgspec.ValidationError) -> Any:
         """The record of a body that only JSON Schema accepts, such as 2.0 for an integer; else every wrong member."""
-        assert self._operation.body is not None
-        errors = wrong_members(self._operation.body, data)
+        record = cast("type[msgspec.Struct]", self._operation.body)
+        errors = wrong_members(record, data)
         if not errors:
             try:
-                return msgspec.json.decode(data, type=self._operation.body, strict=False)
+                return msgspec.json.decode(data, type=record, strict=False)
             except msgspec.MsgspecError:
                 detail, pointer = _located(error)
                 errors = [FieldError(detail, pointer=pointer)]

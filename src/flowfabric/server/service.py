@@ -6,11 +6,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from flowfabric.bridges.callbacks import link_to
 from flowfabric.client.outcomes import Outcomes
 from flowfabric.engine import Engine
 from flowfabric.server.call import Caller
 from flowfabric.server.limits import Limits
 from flowfabric.server.operation import Scope
+from flowfabric.server.rates import address_group
 from flowfabric.server.sse import Clients
 from flowfabric.server.submitting import Submissions
 from flowfabric.values.execution import Outcome
@@ -46,12 +48,19 @@ class Service:
     """The engine, and what stands between it and the requests of one process."""
 
     def __init__(
-        self, engine: Engine, *, app: App | None = None, keys: Keys | None = None, owner: Engine | None = None
+        self,
+        engine: Engine,
+        *,
+        app: App | None = None,
+        keys: Keys | None = None,
+        owner: Engine | None = None,
+        public_url: str | None = None,
     ) -> None:
         """`app`: whose tasks check arguments, and whose codecs read and write payloads.
 
         `keys`: where API keys are looked up; None: there is none, and every operation that needs one is refused.
         `owner`: an engine connected as the owner of the schema, for what no other role may do.
+        `public_url`: the address under which people reach the server, for links; by default that of the settings.
         """
         self.engine = engine
         self.owner = owner
@@ -65,6 +74,7 @@ class Service:
         self.limits = Limits()
         self.telemetry: Telemetry | None = None
         self.gauges: StoredGauges | None = None
+        self._public_url = public_url
 
     def limit_of(self, operation: Operation) -> int:
         """How many bytes a body may have."""
@@ -73,6 +83,8 @@ class Service:
     def admit(self, operation: Operation, caller: Caller) -> None:
         """Refuse a request of a caller that sends too many."""
         self.limits.take(caller.key_id)
+        if operation.chapter == "links":
+            self.limits.take_link(address_group(caller.address))
 
     async def outcome(self, execution_id: ExecutionId, wait: float) -> Outcome | None:
         """How an execution ended; None if it has not within this many seconds, or until the process is about to end."""
@@ -87,6 +99,10 @@ class Service:
         finally:
             ended.cancel()
             draining.cancel()
+
+    def link(self, callback: str) -> str | None:
+        """The link of a callback; None if the public address is not known."""
+        return link_to(callback, self._public_url)
 
     async def close(self) -> None:
         """Stop what runs in the background. The engine stays open."""

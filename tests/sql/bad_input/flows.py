@@ -160,13 +160,19 @@ CASES = [
         for name in (
             "describe_flow",
             "read_flow_graph",
-            "list_flow_members",
             "flow_progress",
             "project_flow_summary",
             "read_flow_summary",
             "read_cancel_backlog",
             "delete_flow",
         )
+    ),
+    Case(
+        "list_flow_members",
+        as_flow,
+        **ONE_FLOW,
+        cursor=by_field(CURSORS),
+        limit=by_field([0, "5", 1.0, True, -1, 2**31]),
     ),
     Case(
         "list_flows",

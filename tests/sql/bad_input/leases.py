@@ -178,6 +178,7 @@ CASES = [
         lambda world: {"lane_id": "default", "state": "paused"},
         lane_id=by_field([None, "", *LANES]),
         state=by_field([None, 5, "", "open", "\0", []]),
+        expected=by_field([5, "", "open", "\0", []]),
     ),
     Case("read_gauges", lambda world: {}, most=by_field([*INTS, 0])),
     Case("lane_stats", lambda world: {}, lane_ids=by_field([*LISTS, [""], [5], ["\0"]])),

@@ -225,8 +225,15 @@ CASES = [
         payload=by_field([*BYTES, bytes(MAX_PAYLOAD + 1)]),
         payload_encoding=by_field(TEXTS),
         options=by_field([5, "x", [], {"a": object()}, {"a": "\0"}, {"\ud800": 1}]),
+        expected=by_field([*MOMENTS, timedelta(1)]),
     ),
-    Case("list_schedules", lambda world: {}, cursor=by_field(["", *TEXTS]), limit=by_field(INTS)),
+    Case(
+        "list_schedules",
+        lambda world: {},
+        namespace=by_field(TEXTS),
+        cursor=by_field(["", *TEXTS]),
+        limit=by_field(INTS),
+    ),
     Case("read_schedule", lambda world: {"name": "s"}, name=by_field([None, "", *TEXTS])),
     Case("schedule_as_due", lambda world: {"name": "s"}, name=by_field([None, "", *TEXTS])),
     *(

@@ -1,0 +1,58 @@
+"""Signals that arrive over HTTP: checked against the schema of the wait, and delivered."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import UUID
+
+from flowfabric.bridges.answers import deliver_checked
+from flowfabric.contracts.codecs import Codecs
+from flowfabric.contracts.waits import encode_payload
+from flowfabric.engine.signals import SignalFields
+from flowfabric.server.call import Call
+from flowfabric.values.ids import ExecutionId, mint_uuid
+from flowfabric.values.signal import Accepted, DuplicateSignal
+
+# The same for every signal of a key: one that may choose its type would count as several sources.
+SOURCE_TYPE: Final = "operator"
+_PLAIN: Final = Codecs()
+
+
+async def send(
+    call: Call,
+    target: ExecutionId,
+    key: str | None,
+    value: Any,
+    *,
+    token: tuple[UUID, str] | None = None,
+    **fields: Any,
+) -> Accepted | DuplicateSignal:
+    """Deliver a signal of the caller to the waitpoint with this key, or to one with its token; `fields` are the others.
+
+    `PayloadRefused` if the payload does not fit what the task waits for: then nothing is recorded.
+    """
+    engine = call.engine
+    plain, payload, encoding = encode_payload(value, call.service.codecs or _PLAIN, target)
+    signal: SignalFields = {
+        **fields,  # type: ignore[typeddict-item]  # checked by the engine
+        "payload": payload,
+        "payload_encoding": encoding,
+        "source_type": SOURCE_TYPE,
+        "source_identity": call.caller.name,
+    }
+    if signal.get("signal_id") is None:
+        signal["signal_id"] = mint_uuid()  # the same in the second delivery
+    if token is not None:
+        waitpoint_id, text = token
+        return await deliver_checked(
+            lambda checked: engine.try_deliver(target, waitpoint_id, text, checked=checked, **signal),
+            plain,
+            key=f"callback {signal['signal_name']}",
+            execution_id=target,
+        )
+    return await deliver_checked(
+        lambda checked: engine.try_signal(target, key, checked=checked, **signal),
+        plain,
+        key=f"signal {key}",
+        execution_id=target,
+    )

@@ -1,0 +1,191 @@
+"""Waits over HTTP: lists, tokens, signals, and who they come from."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+import httpx
+
+import flowfabric as ff
+from flowfabric.server.operation import Scope
+from flowfabric.server.service import Service
+from flowfabric.values.callback import parse_callback
+from flowfabric.values.conditions import all_of
+from tests.server.conftest import MakeClient
+from tests.server.waiting import DECISION, TWO_PEOPLE, state_of, wait
+
+
+async def test_waits_are_listed_longest_waiting_first_with_filters_and_pages(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    first = await wait(plain_engine, execution_kind="pay", namespace="shop")
+    second = await wait(plain_engine, timeout=timedelta(hours=1))
+
+    page = (await client.get("/v1/waits", params={"limit": 1})).json()
+    assert [one["execution_id"] for one in page["items"]] == [str(first.id)]
+    assert page["items"][0] | {"waitpoint_key": "approval", "execution_kind": "pay"} == page["items"][0]
+    rest = await client.get("/v1/waits", params={"limit": 1, "cursor": page["next_cursor"]})
+    assert [one["execution_id"] for one in rest.json()["items"]] == [str(second.id)]
+    assert rest.json()["items"][0]["timeout_at"] is not None
+
+    of_shop = await client.get("/v1/waits", params={"namespace": "shop"})
+    assert [one["execution_id"] for one in of_shop.json()["items"]] == [str(first.id)]
+    assert (await client.get("/v1/waits", params={"key": "other"})).json()["items"] == []
+    assert (await client.get("/v1/waits", params={"lane": "other"})).json()["items"] == []
+
+
+async def test_pending_waitpoints_show_no_token(client: httpx.AsyncClient, plain_engine: ff.Engine) -> None:
+    one = await wait(plain_engine, all_of("a", "b"))
+    answer = await client.get(f"{one.path}/pending-waitpoints")
+    assert {item["waitpoint_key"] for item in answer.json()["items"]} == {"a", "b"}
+    for point in one.points.values():
+        assert point.waitpoint_token.reveal() not in answer.text
+    page = (await client.get(f"{one.path}/pending-waitpoints", params={"limit": 1})).json()
+    rest = await client.get(f"{one.path}/pending-waitpoints", params={"cursor": page["next_cursor"]})
+    assert {page["items"][0]["waitpoint_key"], rest.json()["items"][0]["waitpoint_key"]} == {"a", "b"}
+    unknown = await client.get(f"/v1/executions/{UUID(int=7)}/pending-waitpoints")
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
+
+
+async def test_a_token_is_shown_to_operators_and_never_stored(
+    client_of: MakeClient, plain_engine: ff.Engine, service: Service
+) -> None:
+    one = await wait(plain_engine)
+    point = one.points["approval"]
+    path = f"{one.path}/waitpoints/{point.waitpoint_id}/token"
+    operator = client_of(Scope.OPERATE)
+    answer = await operator.get(path)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["cache-control"] == "no-store"
+    shown = answer.json()
+    assert shown["token"] == point.waitpoint_token.reveal()
+    assert parse_callback(shown["callback"]).waitpoint_id == point.waitpoint_id
+    assert shown["link"] is None
+
+    service._public_url = "https://flows.example/"
+    assert (await operator.get(path)).json()["link"] == f"https://flows.example/w/{shown['callback']}"
+
+    assert (await client_of(Scope.READ).get(path)).status_code == 403
+    assert (await client_of(Scope.OPERATE, namespaces=("theirs",)).get(path)).status_code == 404
+    # The waitpoint of one execution below the path of another, both of the same partition or not.
+    other = await wait(plain_engine)
+    crossed = await operator.get(f"{other.path}/waitpoints/{point.waitpoint_id}/token")
+    assert crossed.status_code == 404
+    assert (await operator.post(f"{one.path}/approve")).status_code == 200
+    used = await operator.get(path)
+    assert (used.status_code, used.headers["cache-control"]) == (404, "no-store")
+
+
+async def test_two_keys_are_two_people_and_one_key_twice_is_one(client_of: MakeClient, plain_engine: ff.Engine) -> None:
+    one = await wait(plain_engine, TWO_PEOPLE)
+    alice, bob = client_of(Scope.OPERATE, name="alice"), client_of(Scope.OPERATE, name="bob")
+    first = (await alice.post(f"{one.path}/approve", json={"key": "approval"})).json()
+    assert (first["status"], first["effect"]) == ("accepted", "appended_to_waitpoint")
+    again = (await alice.post(f"{one.path}/approve")).json()
+    assert (again["status"], again["existing_signal_id"]) == ("duplicate_signal", first["signal_id"])
+    # Neither another route nor another name of the signal makes another person of the same key.
+    signalled = await alice.post(f"{one.path}/signal", json={"name": "approved"})
+    assert signalled.json()["effect"] != "resume_condition_satisfied", signalled.text
+    assert await state_of(plain_engine, one) == "suspended"
+    second = (await bob.post(f"{one.path}/approve")).json()
+    assert second["effect"] == "resume_condition_satisfied"
+    signals = (await plain_engine.read_signals(one.id)).items
+    assert [(each.source_type, each.source_identity) for each in signals] == [
+        ("operator", "alice"), ("operator", "alice"), ("operator", "bob"),
+    ]  # fmt: skip
+
+
+async def test_nobody_says_in_the_body_who_decides(client: httpx.AsyncClient, plain_engine: ff.Engine) -> None:
+    one = await wait(plain_engine)
+    for route in ("approve", "reject", "signal"):
+        for member in ("by", "source_identity", "source_type"):
+            answer = await client.post(f"{one.path}/{route}", json={member: "bob"})
+            assert answer.status_code == 422
+            assert member in answer.text
+    assert await state_of(plain_engine, one) == "suspended"
+
+
+async def test_a_payload_that_does_not_fit_is_refused_with_its_place_and_changes_nothing(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    one = await wait(plain_engine, schema=DECISION)
+    for route, body, pointer in (
+        ("approve", {"payload": {"ok": "yes"}}, "/payload/ok"),
+        ("approve", None, "/payload"),
+        ("reject", {"reason": "no"}, "/payload"),
+        ("signal", {"payload": {"ok": 1}}, "/payload/ok"),
+    ):
+        answer = await client.post(f"{one.path}/{route}", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (422, "payload_refused"), answer.text
+        assert answer.json()["errors"][0]["pointer"].startswith(pointer)
+    assert (await plain_engine.read_signals(one.id)).items == []
+    fits = await client.post(f"{one.path}/reject", json={"payload": {"ok": False}, "reason": "too dear"})
+    assert fits.json()["effect"] == "resume_condition_satisfied"
+    (signal,) = (await plain_engine.read_signals(one.id)).items
+    assert (signal.signal_name, signal.payload) == ("rejected", b'{"ok":false,"reason":"too dear"}')
+
+
+async def test_a_signal_needs_a_key_among_several_and_a_token_with_a_waitpoint(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    one = await wait(plain_engine, all_of("a", "b"))
+    point = one.points["b"]
+    token = point.waitpoint_token.reveal()
+    for body, status, pointer in (
+        ({}, 400, "/key"),
+        ({"waitpoint_id": str(point.waitpoint_id)}, 400, "/waitpoint_token"),
+        ({"waitpoint_token": token}, 400, "/waitpoint_id"),
+        ({"waitpoint_id": str(point.waitpoint_id), "waitpoint_token": token, "key": "b"}, 400, "/key"),
+        ({"key": "a", "name": "__timeout__"}, 400, "/signal_name"),
+        ({"key": "a", "resume_delay_seconds": 1e300}, 400, "/resume_delay_seconds"),
+        ({"key": "a", "dedup_ttl_seconds": -1}, 400, "/dedup_ttl"),
+        ({"key": 5}, 422, "/key"),
+    ):
+        answer = await client.post(f"{one.path}/signal", json=body)
+        assert answer.status_code == status, (body, answer.text)
+        assert answer.json()["errors"][0]["pointer"] == pointer, (body, answer.text)
+    forged = {"waitpoint_id": str(one.points["a"].waitpoint_id), "waitpoint_token": token}
+    refused = await client.post(f"{one.path}/signal", json=forged)
+    assert (refused.status_code, refused.json()["code"]) == (400, "invalid_token")
+    assert token not in refused.text
+    assert (await client.post(f"{one.path}/signal", json={"key": "c"})).status_code == 404
+    sent = await client.post(f"{one.path}/signal", json={"key": "a", "payload": [1]})
+    assert sent.json()["effect"] == "appended_to_waitpoint"
+    right = {"waitpoint_id": str(point.waitpoint_id), "waitpoint_token": token}
+    done = await client.post(f"{one.path}/signal", json=right)
+    assert done.json()["effect"] == "resume_condition_satisfied", done.text
+
+
+async def test_a_signal_is_accepted_once_per_idempotency_key(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    one = await wait(plain_engine)
+    headers = {"Idempotency-Key": "payment-17"}
+    first = (await client.post(f"{one.path}/signal", json={}, headers=headers)).json()
+    again = (await client.post(f"{one.path}/signal", json={}, headers=headers)).json()
+    assert again == {"status": "duplicate_signal", "existing_signal_id": first["signal_id"], "refused": None}
+
+
+async def test_answers_to_executions_of_other_namespaces_and_to_ended_ones_are_refused(
+    client_of: MakeClient, plain_engine: ff.Engine
+) -> None:
+    one = await wait(plain_engine, namespace="theirs")
+    foreign = client_of(Scope.OPERATE, Scope.READ, namespaces=("ours",))
+    for route in ("signal", "approve", "reject"):
+        unknown = await foreign.post(f"/v1/executions/{UUID(int=7)}/{route}")
+        answer = await foreign.post(f"{one.path}/{route}")
+        assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
+        assert _without_ids(answer, str(one.id)) == _without_ids(unknown, str(UUID(int=7)))
+    assert (await foreign.get(f"{one.path}/pending-waitpoints")).status_code == 404
+    assert (await foreign.get("/v1/waits")).json()["items"] == []
+    assert (await client_of(Scope.READ).post(f"{one.path}/approve")).status_code == 403
+
+    theirs = client_of(Scope.OPERATE, namespaces=("theirs",))
+    assert (await theirs.post(f"{one.path}/approve")).status_code == 200
+    over = await theirs.post(f"{one.path}/reject")
+    assert over.status_code == 404, over.text
+
+
+def _without_ids(answer: httpx.Response, execution_id: str) -> str:
+    return answer.text.replace(answer.json()["instance"], "").replace(execution_id, "")
