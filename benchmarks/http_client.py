@@ -6,7 +6,9 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
+_PATIENCE = 300.0
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 
 
@@ -21,8 +23,7 @@ class _Asking(asyncio.Protocol):
         self.took: list[float] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
         self._send()
 
     def _send(self) -> None:
@@ -70,7 +71,8 @@ async def ask_all(port: int, requests: Sequence[bytes], clients: int) -> tuple[f
         (await loop.create_connection(lambda done=done: _Asking(lambda: next(rest, None), done), "127.0.0.1", port))[1]  # type: ignore[misc]
         for done in dones
     ]
-    await asyncio.gather(*dones)
+    async with asyncio.timeout(_PATIENCE):
+        await asyncio.gather(*dones)
     return time.perf_counter() - begun, [one for client in made for one in client.took]
 
 
@@ -85,9 +87,8 @@ class Follower(asyncio.Protocol):
         self.text = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.write(self._request)
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none
+        self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
