@@ -24,16 +24,19 @@ class Consumer:
     def __init__(self, port: int, key: str) -> None:
         self.port, self.key = port, key
         self.last_id: str | None = None  # a real one stores it after it has acted on the event
-        self.response: http.client.HTTPResponse | None = None
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
     def connect(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         headers = {"Authorization": f"Bearer {self.key}", "Accept": "text/event-stream"}
         if self.last_id is not None:
             headers["Last-Event-ID"] = self.last_id
-        connection.request("GET", "/v1/events?family=completion&kind=ship", headers=headers)
-        self.response = connection.getresponse()
+        self.connection.request("GET", "/v1/events?family=completion&kind=ship", headers=headers)
+        self.response = self.connection.getresponse()
         assert self.response.status == 200, self.response.read()
+
+    def cut(self) -> None:
+        self.response.close()
+        self.connection.close()
 
     def take(self, count: int) -> list[Any]:
         """Read events until there are so many with data."""
@@ -46,7 +49,6 @@ class Consumer:
         return found
 
     def events(self) -> Iterator[tuple[str, str]]:
-        assert self.response is not None
         name, data = "message", ""
         while line := self.response.readline().decode():
             field, _, value = line.rstrip("\n").partition(": ")
@@ -74,6 +76,8 @@ def start_server() -> tuple[subprocess.Popen[str], int]:
 async def main() -> None:
     async with ff.Worker(app):
         client = await app.client()
+        for one in (await client.engine.list_api_keys(usable=True)).items:  # of an earlier run
+            await client.engine.revoke_api_key(one.key_id)
         key = (await client.engine.create_api_key("consumer", ["read"])).key.reveal()
         server, port = await asyncio.to_thread(start_server)
         try:
@@ -84,8 +88,7 @@ async def main() -> None:
                 await run.result()
             for event in await asyncio.to_thread(consumer.take, 2):
                 print(f"order {event['tags']['order']}: {event['outcome']}")
-            assert consumer.response is not None
-            consumer.response.close()
+            consumer.cut()
             print("the connection is cut")
             for order in (3, 4):
                 run = await ship.options(tags={"order": str(order)}).submit(order)
@@ -93,6 +96,7 @@ async def main() -> None:
             await asyncio.to_thread(consumer.connect)
             for event in await asyncio.to_thread(consumer.take, 2):
                 print(f"order {event['tags']['order']}: {event['outcome']}")
+            consumer.cut()
         finally:
             server.terminate()
             await asyncio.to_thread(server.communicate)
