@@ -6,19 +6,26 @@ return their stored result, and the interrupted step runs again. Before the parc
 here the demo itself, without occupying a worker. Meanwhile a reader follows what the task emits, from the first worker
 to the second. In the end the parcel costs more than the budget of the order allows: the order pauses, and continues
 after the budget is raised.
+
+The order comes in over HTTP, through `flowfabric server`, as it would from a program in any language; the person
+approves it with a link, as it would be in a mail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import sys
 import time
+import urllib.request
 import uuid
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +36,7 @@ STEP = 0.5  # seconds per step
 LEASE = "2s"  # keeps the demo short; the default is 30 seconds
 KILLED_IN = "print label"
 PATIENCE = 60  # seconds until the demo gives up
+APP = f"{Path(__file__).stem}:app"
 
 # The tasks -------------------------------------------------------------------------------------------------------
 
@@ -54,6 +62,10 @@ async def notify(order: int, parcel: str) -> None:
     await work("notify")
 
 
+async def mail(callback: str) -> None:
+    print(f"mail {callback}", flush=True)  # the demo reads this instead of a mail
+
+
 async def work(step: str) -> None:
     print(step, flush=True)  # the demo reads this to show which process started which step
     await asyncio.sleep(STEP)
@@ -65,7 +77,7 @@ async def pack(items: str, label: str) -> str:
     return f"{items}, {label}"
 
 
-@app.task
+@app.task(budget=ff.Budget(cents=1_000))
 async def fulfil(ctx: ff.Context, order: int) -> str:
     items = await ctx.step("reserve stock", reserve_stock, order)
     await ctx.emit(f"{items} are reserved")
@@ -76,10 +88,12 @@ async def fulfil(ctx: ff.Context, order: int) -> str:
     parcel = await packing.result()  # waits without holding a worker
     await ctx.sleep(1)  # so does this
     await ctx.emit("the parcel is packed")  # once, although the handler runs again after the waits
-    approval = await ctx.wait_for("approval", timeout="3 days", reason="approval")  # and this: a person decides
+    ada = await ctx.waitpoint("approval")
+    await ctx.step("mail the link", mail, ada.callback)
+    approval = await ada.wait(timeout="3 days", reason="approval")  # and this: a person decides
     await ctx.usage(cents=1_200)  # more than the order may cost: it pauses here until its budget is raised
     await ctx.step("notify", notify, order, parcel)
-    return f"{parcel}, {payment}, {approval.name} by {approval.source_identity}"
+    return f"{parcel}, {payment}, {approval.name} by {approval.source_type}"
 
 
 # The demo --------------------------------------------------------------------------------------------------------
@@ -94,6 +108,7 @@ class Demo:
         self.begun: list[tuple[str, str]] = []  # step, worker
         self.emitted: list[str] = []
         self.reached = asyncio.Event()
+        self.mailbox: asyncio.Queue[str] = asyncio.Queue()
         self._since = time.monotonic()
 
     def say(self, text: str) -> None:
@@ -101,10 +116,12 @@ class Demo:
 
     async def run(self) -> bool:
         self.console.print("Starting the database, the first time in a new data directory ...")
-        async with app, asyncio.timeout(PATIENCE):
-            run = await fulfil.options(lane=self.lane, deadline="10 minutes", budget=ff.Budget(cents=1_000)).submit(42)
+        async with app, self.server() as server, asyncio.timeout(PATIENCE):
             self._since = time.monotonic()
-            self.say("order 42 is submitted")
+            order = {"execution_kind": "fulfil", "arguments": {"order": 42}, "lane_id": self.lane}
+            made = await post(f"{server}/v1/executions", order | {"execution_deadline_seconds": 600})
+            run = fulfil.run(made["execution_id"])
+            self.say(f"order 42 is submitted over HTTP, to {server}")
             following = asyncio.create_task(self.follow(run))
             async with self.worker("worker 1") as victim:
                 await self.reached.wait()
@@ -113,7 +130,7 @@ class Demo:
                 await victim.wait()
                 self.say(f"[bold]worker 1 is killed with SIGKILL[/] in the middle of {KILLED_IN!r}")
             async with self.worker("worker 2"):
-                await self.approve(run)
+                await self.approve(run, server)
                 await self.raise_budget(run)
                 result = await run.result()
                 await following
@@ -131,13 +148,14 @@ class Demo:
                     self.emitted.clear()
                     self.say("[cyan]a reader learns that another attempt begins[/]")
 
-    async def approve(self, run: ff.Run[str]) -> None:
-        """Approve the order once it waits, as a person does with `flowfabric approve`."""
+    async def approve(self, run: ff.Run[str], server: str) -> None:
+        """Approve the order once it waits, as a person does who presses the button of a link's page."""
+        callback = await self.mailbox.get()
         while await run.state() is not ff.State.SUSPENDED:
             await asyncio.sleep(0.05)
         self.say("the order waits for an approval, and no worker holds it")
-        await run.approve(by="Ada")
-        self.say("Ada approves it")
+        await post(f"{server}/w/{callback}?name=approved")
+        self.say("Ada approves it with the link that she got")
 
     async def raise_budget(self, run: ff.Run[str]) -> None:
         """Raise the budget once the order waits for it, as a person does with `flowfabric budgets raise`."""
@@ -148,28 +166,33 @@ class Demo:
         self.say("the budget is raised to 1,500 cents, and the order continues")
 
     @contextlib.asynccontextmanager
+    async def server(self) -> AsyncIterator[str]:
+        """Start a process as `flowfabric server --app crash_and_continue:app` does; yield its address."""
+        options = ("--listen", "127.0.0.1:0", "--auth", "none", "--no-access-log")
+        async with flowfabric("server", "--app", APP, *options, stderr=PIPE) as process:
+            assert process.stderr is not None
+            async for line in process.stderr:
+                if found := re.search(r"serving (http://[^,\s]+)", line.decode()):
+                    yield found[1]
+                    return
+
+    @contextlib.asynccontextmanager
     async def worker(self, name: str) -> AsyncIterator[Process]:
         """Start a process as `flowfabric worker crash_and_continue:app` does."""
-        command = ("-m", "flowfabric.cli", "worker", f"{Path(__file__).stem}:app")
         options = ("--lane", self.lane, "--lease", LEASE, "--log-level", "warning")
-        place = {"PYTHONPATH": str(Path(__file__).parent)}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, *options, stdout=PIPE, env={**os.environ, **place}
-        )
-        self.say(f"{name} is started as process {process.pid}")
-        reading = asyncio.create_task(self.read(name, process))
-        try:
+        async with flowfabric("worker", APP, *options, stdout=PIPE) as process:
+            self.say(f"{name} is started as process {process.pid}")
+            reading = asyncio.create_task(self.read(name, process))
             yield process
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
-            await reading
+        await reading
 
     async def read(self, name: str, process: Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
             step = line.decode().strip()
+            if step.startswith("mail "):
+                self.mailbox.put_nowait(step.removeprefix("mail "))
+                continue
             self.begun.append((step, name))
             self.say(f"{name} begins {step!r}")
             if step == KILLED_IN:
@@ -195,6 +218,31 @@ class Demo:
         again = [worker for step, worker in self.begun if step == KILLED_IN]
         heard = self.emitted == ["2 chairs are reserved", "payment 42007 is made", "the parcel is packed"]
         return heard and len(set(once)) == len(once) == 4 and again == ["worker 1", "worker 2"] and not violations
+
+
+@contextlib.asynccontextmanager
+async def flowfabric(*command: str, **pipes: int) -> AsyncIterator[Process]:
+    """A command as a process of its own, which ends with the block."""
+    here = str(Path(__file__).parent)  # where the worker and the server find this module
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "flowfabric.cli", *command, env=env, **pipes)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def post(url: str, body: Any = None) -> Any:
+    """A request with nothing but the standard library."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+
+    def send() -> Any:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return json.load(answer)
+
+    return await asyncio.to_thread(send)
 
 
 if __name__ == "__main__":

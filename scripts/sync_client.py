@@ -72,7 +72,7 @@ from flowfabric.values.page import Page
 from flowfabric.values.quota import QuotaPolicy
 from flowfabric.values.schedule import Schedule
 from flowfabric.values.signal import Accepted, DuplicateSignal
-from flowfabric.values.spending import Mode, RunUsage
+from flowfabric.values.spending import FlowUsage, Mode, RunUsage
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
 from flowfabric.values.stream import Summary

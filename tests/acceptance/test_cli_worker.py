@@ -279,10 +279,14 @@ async def test_dev_refuses_a_directory_that_is_not_there(project: Project) -> No
 def test_dev_needs_nothing_but_the_code(tmp_path: Path) -> None:
     project = Project(tmp_path)
     try:
-        dev, output = project.start("dev", "jobs:app")
-        until(lambda: "tasks add" in output.read_text(), output)
+        dev, output = project.start("dev", "jobs:app", "--listen", "127.0.0.1:0")
+        until(lambda: "tasks add" in output.read_text() and "serving" in output.read_text(), output)
         assert project.run("submit", "jobs:app", "add", "1", "--wait") == "2"
         assert "completed" in project.run("ls")
+        address = re.search(r"the server is at (http://127\.0\.0\.1:\d+),", output.read_text())
+        assert address is not None
+        with urllib.request.urlopen(f"{address[1]}/v1/executions", timeout=PATIENCE) as answer:
+            assert [one["execution_kind"] for one in json.load(answer)["items"]] == ["add"]
         dev.send_signal(signal.SIGTERM)
         assert dev.wait(PATIENCE) == 0
         assert project.run("ls", "--quiet", "--state", "completed"), "the data stay"

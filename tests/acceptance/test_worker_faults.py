@@ -10,18 +10,15 @@ import collections
 import json
 import os
 import random
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -37,6 +34,7 @@ from flowfabric.worker import second_thread
 from flowfabric.worker import worker as worker_module
 from tests import sampling
 from tests.acceptance import worker_app
+from tests.pooler import pooled
 from tests.proxy import proxies
 from tests.support import in_database, started
 
@@ -547,40 +545,9 @@ async def test_workers_killed_at_random_lose_nothing_and_end_everything_once(sit
 
 
 @pytest.fixture
-def pgbouncer(dsn: str, tmp_path: Path) -> Iterator[str]:
-    """The DSN of a PgBouncer in transaction mode, with fewer connections than its clients have."""
-    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-    if program is None:
-        pytest.skip("no pgbouncer here")
-    parts = urlsplit(dsn)
-    (host,) = parse_qs(parts.query)["host"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = Path(tempfile.mkdtemp(prefix="ff-bouncer-", dir="/tmp"))
-    owner = Path(host).stat()
-    (place / "users.txt").write_text(f'"{parts.username}" ""\n')
-    (place / "pgbouncer.ini").write_text(
-        f"[databases]\n* = host={host} port=5432 user={parts.username}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
-        f"auth_type = trust\nauth_file = {place}/users.txt\npool_mode = transaction\ndefault_pool_size = 3\n"
-        f"logfile = {place}/log\n"
-    )
-    for path in (place, *place.iterdir()):
-        os.chown(path, owner.st_uid, owner.st_gid)
-    process = subprocess.Popen(
-        [program, "-q", str(place / "pgbouncer.ini")],
-        user=owner.st_uid,
-        group=owner.st_gid,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}", query=""))
-    finally:
-        process.terminate()
-        process.wait()
-        shutil.rmtree(place)
+def pgbouncer(dsn: str) -> Iterator[str]:
+    with pooled(dsn) as found:
+        yield found
 
 
 async def test_workers_work_behind_a_transaction_pooling_proxy(site: Site, pgbouncer: str) -> None:

@@ -41,11 +41,13 @@ def test_every_setting_has_a_line_with_its_default() -> None:
     lines = dict(re.findall(r"^\| `(FLOWFABRIC_\w+)` \| (.+?) \|", text, flags=re.MULTILINE))
     fields = dataclasses.fields(settings.Settings)
     assert set(settings.ENVIRONMENT) == {field.name for field in fields}
-    assert set(lines) == set(settings.ENVIRONMENT.values())
+    assert set(lines) == {*settings.ENVIRONMENT.values(), *settings.SERVER_ENVIRONMENT.values()}
     for field in fields:
         default = ",".join(field.default) if isinstance(field.default, tuple) else field.default
         shown = "unset" if default is None else f"`{default}`"
         assert lines[settings.ENVIRONMENT[field.name]] == shown
+    for option, default in settings.SERVER.items():
+        assert lines[settings.SERVER_ENVIRONMENT[option]] == ("unset" if default is None else f"`{default}`")
 
 
 async def test_every_setting_of_a_deployment_has_a_line(sql: asyncpg.Connection[Any]) -> None:
@@ -58,7 +60,7 @@ async def test_every_setting_of_a_deployment_has_a_line(sql: asyncpg.Connection[
 
 
 def test_every_environment_name_in_the_docs_exists() -> None:
-    known = set(settings.ENVIRONMENT.values())
+    known = {*settings.ENVIRONMENT.values(), *settings.SERVER_ENVIRONMENT.values()}
     for page in PAGES:
         assert set(re.findall(r"FLOWFABRIC_[A-Z_]*[A-Z]", page.read_text(encoding="utf-8"))) <= known, name(page)
 

@@ -15,6 +15,7 @@ from flowfabric.values.budget import BudgetStatus, SoftBreach, budget_id_of
 from flowfabric.values.ids import mint_execution_id
 from flowfabric.values.quota import quota_policy_id_of
 from tests.each import each
+from tests.support import WORKER
 
 PATIENCE = 30.0
 
@@ -371,6 +372,30 @@ async def test_a_wrong_limit_is_refused_before_anything_is_stored(app: ff.App, g
     assert (await (await app.client()).find()).items == []
 
 
+async def test_a_keyed_quota_that_is_not_stored_yet_is_refused_until_it_is(app: ff.App) -> None:
+    """It would count by no key, for good."""
+    app.quota("keyed", concurrent=1, key="tenant")
+    app.quota("plain", concurrent=3)
+
+    @app.task(quotas=["keyed", "plain"], tags={"tenant": "acme"})
+    async def agent() -> None: ...
+
+    flow = app.flow("whole")
+    flow.add(agent)
+    for submit in (agent.submit, lambda: agent.submit_many([()]), flow.submit):
+        with pytest.raises(ff.InvalidInput, match=r"'keyed' is declared but not stored.*await app.prepare\(\)"):
+            await submit()
+    await agent.options(quotas=["plain"]).submit()  # holds as soon as it is stored
+    await app.prepare()
+    for run in (await agent.submit(), *await agent.submit_many([()])):
+        assert await run.get() is not None
+    engine = (await app.client()).engine
+    assert await engine.claim(**WORKER) is not None
+    assert await engine.claim(**WORKER) is not None
+    keys = (await engine.list_quota_keys(quota_policy_id_of("keyed"))).items
+    assert [one.key for one in keys] == ["acme"]
+
+
 async def test_a_budget_that_was_created_elsewhere_can_be_named(app: ff.App) -> None:
     engine = (await app.client()).engine
     await engine.create_budget(name="theirs", dimensions=["tokens"], hard_limits=[5], soft_limits=[0])
@@ -521,6 +546,35 @@ async def test_the_usage_of_a_run_is_told_by_dimension_budget_and_execution(kit:
     assert await run.budget() is None
     with pytest.raises(ff.NotFound, match="was submitted without a budget of its own"):
         await run.raise_budget(tokens=1)
+
+
+async def test_the_usage_of_a_flow_is_told_by_node_too(kit: Kit, kit_app: ff.App) -> None:
+    kit_app.budget("team", hard={"tokens": 1000})
+
+    @kit_app.task
+    async def child(ctx: ff.Context, tokens: int) -> None:
+        await ctx.usage(tokens=tokens)
+
+    @kit_app.task(budgets=["team"])
+    async def node(ctx: ff.Context, tokens: int) -> None:
+        await ctx.usage(tokens=tokens)
+        await (await child.submit(tokens // 10)).result()
+
+    @kit_app.task
+    async def idle() -> None: ...
+
+    flow = kit_app.flow("whole")
+    for name, tokens in (("first", 10), ("second", 20)):
+        flow.add(node, tokens, name=name)
+    flow.add(idle, name="idle")
+    run = await flow.submit()
+    await kit.run_until_ended(run)
+    found = await (await kit_app.client()).flow(run.id).usage()
+    assert found == await run.usage()
+    assert found.by_node == {"first": {"tokens": 10}, "second": {"tokens": 20}}
+    assert found.by_budget == {"team": {"tokens": 33}}
+    assert found.total == {"tokens": 33}
+    assert sorted(amounts["tokens"] for amounts in found.by_execution.values()) == [1, 2, 10, 20]
 
 
 # ---- the kit, hooks, schedules

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
@@ -58,6 +59,15 @@ async def test_events_are_printed_by_family_and_filter(plain_engine: ff.Engine, 
     ):
         said = await call("events", *options, "--json", dsn=database)
         assert [json.loads(line)["execution_id"] for line in said.out.splitlines()] == [str(one) for one in found]
+
+
+async def test_events_of_limits_name_them(plain_engine: ff.Engine, database: str) -> None:
+    made = await plain_engine.create_budget(
+        name="monthly", dimensions=["tokens"], hard_limits=[10], soft_limits=[0], reset_interval=timedelta(0)
+    )
+    await plain_engine.update_budget(made.budget_id, raise_by={"tokens": 5})
+    said = await call("events", "--family", "operator", dsn=database)
+    assert said.out.split()[2:] == ["budget_changed", "monthly"]
 
 
 async def test_events_continue_after_a_cursor_and_begin_at_a_time(

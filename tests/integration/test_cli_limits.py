@@ -203,7 +203,6 @@ async def test_what_a_budget_holds_back_is_listed_counted_and_explained(engine: 
     rest = (await call("ls", "--held-by", "team", "--json", "--cursor", page["next_cursor"], dsn=database)).json
     assert [one["execution_id"] for one in rest["items"]] == [str(second)]
     assert "not found: budget or quota taem" in (await call("ls", "--held-by", "taem", dsn=database, code=1)).err
-    await call("ls", "--held-by", "team", "--lane", "default", dsn=database, code=2)
 
     shown = (await call("show", first, dsn=database)).out
     assert re.search(r"held by +budget team", shown)
@@ -219,6 +218,38 @@ async def test_what_a_budget_holds_back_is_listed_counted_and_explained(engine: 
     ]
     top = await call("top", "--once", "--interval", "100ms", "--json", dsn=database)
     assert top.json["held"][0]["count"] == 2
+
+
+async def test_what_a_limit_holds_back_is_filtered_like_other_lists(engine: ff.Engine, database: str) -> None:
+    first, second = await hold(engine)
+    policy = ExecutionPolicy(budget_ids=(budget_id_of("team"),))
+    other = await submit(engine, policy=policy, lane_id="gpu", execution_kind="other", namespace="n", tags={"a": "b"})
+    assert await engine.claim("gpu", **WORKER) is None
+    await submit(engine, execution_kind="other", tags={"a": "b"})  # not held
+    every, nothing = [first, second, other], list[ff.ExecutionId]()
+    for given, expected in (
+        (("--lane", "gpu"), [other]),
+        (("--lane", "gpu", "--lane", "default"), every),
+        (("--kind", "other"), [other]),
+        (("--namespace", "n"), [other]),
+        (("--tag", "a=b"), [other]),
+        (("--tag", "a=c"), nothing),
+        (("--since", "1h", "--lane", "default"), [first, second]),
+        (("--until", "1h"), nothing),
+        (("--parent", str(first)), nothing),
+    ):
+        listed = await call("ls", "--held-by", "team", "--quiet", *given, dsn=database)
+        assert sorted(listed.out.split()) == sorted(map(str, expected)), given
+    none = await call("ls", "--held-by", "team", "--tag", "a=c", dsn=database)
+    assert "team holds none of these executions back" in none.err
+    page = (await call("ls", "--held-by", "team", "--lane", "default", "--json", "--limit", "1", dsn=database)).json
+    again = ("--cursor", page["next_cursor"], "--lane", "default")
+    rest = (await call("ls", "--held-by", "team", "--json", *again, dsn=database)).json
+    assert [one["execution_id"] for one in page["items"] + rest["items"]] == [str(first), str(second)]
+    for wrong in (("--tree",), ("--watch",), ("--all",), ("--state", "waiting"), ("--stopped",)):
+        refused = await call("ls", "--held-by", "team", *wrong, dsn=database, code=2)
+        assert f"given with {wrong[0]}" in refused.err
+        assert "--lane, --kind" in refused.err
 
 
 async def test_the_limit_that_holds_a_rate_limited_execution_says_when_it_is_tried_again(

@@ -318,25 +318,28 @@ async def test_the_address_is_not_in_the_process_list_of_the_worker(
     (here / "ff_elsewhere.py").write_text("import flowfabric as ff\napp = ff.App('postgresql://elsewhere/db')\n")
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     given: dict[str, Any] = {}
+    commands: list[list[str]] = []
     seen: list[tuple[str | None, str | None]] = []
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **rest: given.update(rest, command=command))
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **rest: (given.update(rest), commands.append(command)))
     monkeypatch.setattr(dev._Supervisor, "run", lambda self: self._start())
     monkeypatch.setattr(ff.Worker, "main", lambda self: seen.append(self.app.address))
     address = as_user(database, "postgres", SECRET)
     await call("dev", "ff_elsewhere:app", dsn=address)
-    assert SECRET not in " ".join(given["command"])
+    worker, server = commands
+    assert SECRET not in " ".join([*worker, *server])
+    assert "--dsn-of-environment" in server
     assert given["env"]["FLOWFABRIC_DSN"] == address
 
     monkeypatch.setenv("FLOWFABRIC_DSN", address)
-    (program, arguments) = given["command"][:3], given["command"][3:]
-    assert program == [sys.executable, "-m", "flowfabric.cli"]
+    (program, arguments) = worker[:3], worker[3:]
+    assert program == server[:3] == [sys.executable, "-m", "flowfabric.cli"]
     await call(*(one for one in arguments if not one.startswith("--parent")))
     assert seen == [(address, None)], "it wins over the address in the app's code"
 
-    given.clear()
+    commands.clear()
     del sys.modules["ff_elsewhere"]  # with the app that was told another address
     await call("dev", "ff_elsewhere:app")
-    await call(*(one for one in given["command"][3:] if not one.startswith("--parent")))
+    await call(*(one for one in commands[0][3:] if not one.startswith("--parent")))
     assert seen[1] == ("postgresql://elsewhere/db", None), "the environment alone does not"
 
 

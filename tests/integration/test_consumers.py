@@ -19,7 +19,7 @@ import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.client import consumer as module
-from flowfabric.errors import CursorRefused, InvalidInput, NotFound
+from flowfabric.errors import CursorRefused, InvalidInput, NotFound, StreamDisconnected, TransportError
 from flowfabric.values.event import CompletionEvent, EventCursor, EventFilter
 from tests import sampling
 from tests.each import each
@@ -135,6 +135,7 @@ async def test_a_function_that_fails_leaves_nothing_and_gets_the_events_again(
     async with await ff.Engine.connect(database) as engine:
         ended = await end_some(engine, 4)
         calls: list[int] = []
+        noted: list[tuple[int, str | None]] = []
 
         async def handle(connection: Any, events: Sequence[Any]) -> None:
             calls.append(len(events))
@@ -142,11 +143,7 @@ async def test_a_function_that_fails_leaves_nothing_and_gets_the_events_again(
             if len(calls) == 1:
                 raise LookupError("no such invoice; dsn postgres://u:secret@h/d")
             if len(calls) == 2:
-                (record,) = await engine.list_consumers()
-                assert record.failures == 1
-                assert record.failure is not None
-                assert record.failure.startswith("LookupError: no such invoice")
-                assert "secret" not in record.failure
+                noted.extend((one.failures, one.failure) for one in await engine.list_consumers())
                 await connection.execute("select 1/0")
 
         async with running(ff.Consumer("c", family="completion", start=START), engine, handle):
@@ -157,6 +154,10 @@ async def test_a_function_that_fails_leaves_nothing_and_gets_the_events_again(
             await until(all_there)
         assert await ledger.ids() == ended
         assert calls == [4, 1, 1, 3]  # one at a time after a failure, until it is past
+        ((failures, failure),) = noted
+        assert failures == 1
+        assert str(failure).startswith("LookupError: no such invoice")
+        assert "secret" not in str(failure)
         (record,) = await engine.list_consumers()
         assert (record.failures, record.failure) == (0, None)
 
@@ -303,7 +304,165 @@ async def test_a_consumer_whose_events_were_removed_stops_and_says_so(
         assert record.is_expired
 
 
+async def test_a_consumer_from_the_beginning_that_comes_too_late_is_told(
+    database: str, sql: asyncpg.Connection[Any], ledger: Ledger
+) -> None:
+    """It begins at the oldest event there was when it was registered, not at the oldest there is when it first runs."""
+    async with await ff.Engine.connect(database) as engine:
+        first = ff.Consumer("first", family="completion", start=START)
+        await first.register(engine)
+        await end_some(engine, 2)
+        await sql.execute(
+            "update flowfabric.deployment set event_floor = (select max(seq) from flowfabric.event);"
+            " truncate flowfabric.event"
+        )
+        with pytest.raises(CursorRefused, match="cursor_expired") as refused:
+            await first.run_once(engine, ledger.add)
+        assert [one.is_expired for one in await engine.list_consumers()] == [True]
+        # The cursor that the error names is where it can continue, and the beginning is now that one.
+        await engine.set_consumer("first", EventCursor(refused.value.position, refused.value.epoch))
+        await ff.Consumer("second", family="completion", start=START).register(engine)
+        ended = await end_some(engine, 1)
+        assert await first.run_once(engine, ledger.add) == 1
+        assert await ff.Consumer("second", family="completion").run_once(engine, ledger.add) == 1
+        await engine.set_consumer("second", START)
+        assert await ff.Consumer("second", family="completion").run_once(engine, ledger.add) == 1
+        assert await ledger.ids() == ended * 3
+
+
+@each("ending", ["rollback", "commit"])
+async def test_a_function_that_ends_the_transaction_moves_nothing(database: str, ledger: Ledger, ending: str) -> None:
+    async with await ff.Engine.connect(database) as engine:
+        await end_some(engine, 1)
+        name = f"c-{ending}"
+        consumer = ff.Consumer(name, family="completion", start=START)
+        before = await consumer.register(engine)
+
+        async def handle(connection: Any, events: Sequence[Any]) -> None:
+            await connection.execute(ending)
+
+        with pytest.raises(RuntimeError, match="ended the transaction"):
+            await consumer.run_once(engine, handle)
+        assert [one.cursor for one in await engine.list_consumers() if one.name == name] == [before]
+        assert await consumer.run_once(engine, ledger.add) >= 1
+
+
+async def test_an_outage_is_no_failure_of_the_function(
+    database: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger, sql: asyncpg.Connection[Any]
+) -> None:
+    """Without a connection, in the wait for events, and while the function runs."""
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
+    async with await ff.Engine.connect(database) as engine:
+        await end_some(engine, 1)
+        real, lost = engine._database.connection, [1, 2]
+
+        def connection() -> Any:
+            if lost:
+                lost.pop()
+                raise ConnectionRefusedError("gone")
+            return real()
+
+        monkeypatch.setattr(engine._database, "connection", connection)
+        follow, failed = engine.follow, [1]
+
+        async def unsteady(*args: Any, **fields: Any) -> Any:
+            if failed:
+                failed.pop()
+                raise TransportError("transport", "gone")
+            return await follow(*args, **fields)
+
+        monkeypatch.setattr(engine, "follow", unsteady)
+        noted: list[str] = []
+        fail_consumer = engine.fail_consumer
+
+        async def note(name: str, failure: str) -> None:
+            noted.append(failure)
+            await fail_consumer(name, failure)
+
+        monkeypatch.setattr(engine, "fail_consumer", note)
+        cut = [1]
+
+        async def handle(connection: Any, events: Sequence[Any]) -> None:
+            if cut:
+                cut.pop()
+                connection.terminate()
+            await ledger.add(connection, events)
+
+        async with running(ff.Consumer("c", family="completion", start=START), engine, handle):
+
+            async def all_there() -> bool:
+                return len(await ledger.ids()) == 2 and not failed
+
+            await until(_once(ledger.ids))
+            await end_some(engine, 1)
+            await until(all_there)
+        assert noted == []
+        assert (lost, failed, cut) == ([], [], [])
+
+
+def _once(rows: Callable[[], Awaitable[list[Any]]]) -> Callable[[], Awaitable[bool]]:
+    async def there() -> bool:
+        return bool(await rows())
+
+    return there
+
+
+@each("how", ["close", "shutdown_prepare"])
+async def test_an_engine_that_shuts_down_ends_a_consumer(database: str, ledger: Ledger, how: str) -> None:
+    """It neither waits for another one nor reads again and again."""
+    async with await ff.Engine.connect(database) as engine:
+        ended = await end_some(engine, 1)
+        task = asyncio.ensure_future(ff.Consumer(how, family="completion", start=START).run(engine, ledger.add))
+
+        async def did() -> bool:
+            return (await ledger.ids())[-1:] == ended and await _works(engine, how)
+
+        await until(did)
+        cursor = next(one.cursor for one in await engine.list_consumers() if one.name == how)
+        await getattr(engine, how)()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(StreamDisconnected, match="shuts down") as disconnected:
+                await task
+        assert disconnected.value.cursor == cursor
+
+
+async def test_an_error_of_ours_that_the_function_raises_is_its_failure(
+    database: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    """For example of another consumer, or another cursor, that it uses."""
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
+    errors: list[Exception] = [
+        CursorRefused("cursor_ahead", "another log", position=1, epoch=0),
+        NotFound("consumer", "another"),
+    ]
+    async with await ff.Engine.connect(database) as engine:
+        await end_some(engine, 1)
+
+        async def handle(connection: Any, events: Sequence[Any]) -> None:
+            if errors:
+                raise errors.pop()
+            await ledger.add(connection, events)
+
+        async with running(ff.Consumer("c", family="completion", start=START), engine, handle):
+            await until(_once(ledger.ids))
+
+
+async def test_a_process_with_the_old_definition_stops(database: str, ledger: Ledger) -> None:
+    """It would get events of another type than its function expects."""
+    async with await ff.Engine.connect(database) as old, await ff.Engine.connect(database) as new:
+        task = asyncio.ensure_future(ff.Consumer("c", family="completion").run(old, ledger.add))
+        await until(lambda: _works(old, "c"))
+        await ff.Consumer("c", family="lease", redefine=True).register(new)
+        await end_some(new, 1)
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(InvalidInput, match="takes other events: lease"):
+                await task
+        assert await ledger.ids() == []
+        assert await ff.Consumer("c", family="lease").run_once(new, ledger.add) == 2
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
+    ({"heartbeats": "yes"}, "heartbeats"),
     ({"name": ""}, "name"),
     ({"name": "x\x00"}, "name"),
     ({"name": 5}, "name"),

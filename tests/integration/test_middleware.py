@@ -17,11 +17,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import flowfabric as ff
 from flowfabric import middleware as mw
+from flowfabric._duties import Unblock
 from flowfabric.errors import ExecutionNotActive, TransportError
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.budget import HardBreach, Report, Reserved, Usage
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.grant import Granted, ReclaimGranted
+from flowfabric.values.held import Denials
+from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.quota import quota_policy_id_of
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
 
@@ -188,6 +191,48 @@ async def test_denials_are_counted_by_dimension_and_by_kind_of_quota(engine: Che
         'flowfabric_quota_denials_total{limit="rate"}': 1,
         'flowfabric_quota_denials_total{limit="concurrency"}': 1,
     }
+
+
+async def test_what_claims_are_denied_is_counted_once_and_logged(
+    engine: CheckedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever door they use; the process that runs the duty counts for all."""
+    meter = mw.Metrics()
+    layered = mw.layer(engine, [meter])
+    budget = (await engine.create_budget(name="b", dimensions=["cents"], hard_limits=[1], soft_limits=[0])).budget_id
+    await engine.report_usage_admin(budget, dimensions=["cents"], deltas=[1])
+    rate = (await engine.create_quota_policy(name="rate", max_requests_per_window=1)).quota_policy_id
+    cap = (await engine.create_quota_policy(name="cap", max_concurrent=1)).quota_policy_id
+    for lane, policy in (
+        ("budget", ExecutionPolicy(budget_ids=(budget,))),
+        ("rate", ExecutionPolicy(quota_policy_id=rate)),
+        ("cap", ExecutionPolicy(quota_policy_id=cap)),
+        ("free", ExecutionPolicy()),
+    ):
+        await engine.create_many([NewExecution(execution_kind="k", lane_id=lane, policy=policy)] * 3)
+    assert await engine.read_denials() == Denials(budgets={}, rate=0, concurrency=0)
+    await layered.claim_many("free", limit=10, **WORKER)
+    await layered.claim_many("budget", limit=10, **WORKER)
+    await layered.claim_lanes({"rate": 5, "free": 5}, limit=10, **WORKER)
+    await layered.claim_for_worker("cap", **WORKER)
+    await layered.claim_for_worker("cap", **WORKER)
+    expected = Denials(budgets={"cents": 3}, rate=2, concurrency=2)
+    assert await engine.read_denials() == expected  # before the duty counts them, and after
+    with caplog.at_level("DEBUG", "flowfabric.duties"):
+        await Unblock(layered).run_once()
+        await Unblock(layered).run_once()
+    assert await engine.read_denials() == expected
+    assert isinstance(meter.sink, mw.MemorySink)
+    assert {name: n for name, n in meter.sink.snapshot().counts.items() if "denials" in name} == {
+        'flowfabric_budget_denials_total{dimension="cents"}': 3,
+        'flowfabric_quota_denials_total{limit="rate"}': 2,
+        'flowfabric_quota_denials_total{limit="concurrency"}': 2,
+    }
+    lines = [record.getMessage() for record in caplog.records if "aside" in record.getMessage()]
+    assert [line.split(" at ")[0] for line in lines] == [
+        f"a claim of lane '{lane}' moved {n} executions aside" for lane, n in (("budget", 3), ("rate", 2), ("cap", 2))
+    ]
+    assert "without cents" in lines[0]
 
 
 async def test_duties_of_a_layered_engine_run_through_it_and_end_with_it(database: str, seen: Seen) -> None:

@@ -44,7 +44,7 @@ EVERY_ROLE = """
 READ = """
     find find_ids list_partition list_flows list_lanes lane_stats list_waits list_suspended list_expired_leases
     list_failures
-    read_events count_events seek_events list_held read_held count_held find_unreported
+    read_events count_events seek_events list_held read_held count_held read_denials find_unreported
     read_gauges
 """
 READ_AND_WORK = """
@@ -66,7 +66,7 @@ WORK = """
     register_consumer take_consumer move_consumer fail_consumer leave_consumer
     take_lead leave_lead look_for_due run_timers sweep submit_hooks audit_sample repair_floors
     dispatch_cascades cascade_pending
-    create_quota_policy check_admission release_admission unblock_limited reconcile_quotas
+    create_quota_policy check_admission release_admission unblock_limited count_denials reconcile_quotas
     cancel_siblings reconcile_siblings reconcile_edges cancel_members due_cancellations project_touched project_flows
     read_declared_limits note_declared_limits bind_limit
     put_schedule due_schedules next_schedule fire_schedule advance_schedule

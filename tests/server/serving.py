@@ -89,7 +89,7 @@ class Socket:
     async def begin(self, method: str, path: str, body: Any = None, **more: str) -> tuple[int, dict[str, str]]:
         """Send a request, and read the head of its answer."""
         data = b"" if body is None else msgspec.json.encode(body)
-        lines = [f"{method} {path} HTTP/1.1", "host: server", *(f"{name}: {value}" for name, value in more.items())]
+        lines = [f"{method} {path} HTTP/1.1", "host: localhost", *(f"{name}: {value}" for name, value in more.items())]
         if body is not None:
             lines += ["content-type: application/json", f"content-length: {len(data)}"]
         self._writer.write("\r\n".join([*lines, "", ""]).encode() + data)

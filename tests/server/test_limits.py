@@ -325,3 +325,20 @@ async def test_a_websocket_is_refused() -> None:
 
     await rig.app({"type": "websocket", "path": "/v1/follow", "headers": []}, receive, send)
     assert sent == [{"type": "websocket.close", "code": 1003}]
+
+
+async def test_without_keys_no_web_page_of_another_site_can_use_the_server() -> None:
+    rig = Rig(auth="none", cors_origins="https://app.example")
+    local = [{}, {"Host": "127.0.0.1:8484"}, {"Host": "[::1]:1"}, {"Host": "localhost"}]
+    local += [{"Origin": "http://localhost:3000"}, {"Origin": "https://app.example"}]
+    for headers in local:
+        answer = await rig.client.get("/v1/long", headers={"Host": "localhost", **headers})
+        assert answer.status_code == 200, headers
+    foreign = [{"Host": "rebound.example"}, {"Host": "127.0.0.1.evil.example"}, {"Host": ""}, {"Host": "a b"}]
+    foreign += [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://localhost.evil.example"}]
+    for headers in foreign:
+        answer = await rig.client.get("/v1/long", headers={"Host": "localhost", **headers})
+        assert answer.status_code == 403, headers
+        assert answer.json()["code"] == "forbidden"
+    with_keys = Rig()
+    assert (await with_keys.client.get("/v1/long", headers={"Host": "rebound.example"})).status_code == 200

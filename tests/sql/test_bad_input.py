@@ -56,6 +56,7 @@ NO_ARGUMENTS = {
     "list_leaders",
     "prepare",
     "ping",
+    "read_denials",
     "server_time_ms",
     "next_due",
     "timer_wakeups",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import UUID
 
@@ -9,6 +10,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric._duties import Unblock
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.graph import NewNode
@@ -16,6 +18,7 @@ from flowfabric.values.ids import ExecutionId, FlowId, fit_partition, mint_uuid
 from flowfabric.values.policies import ExecutionPolicy, OwnBudget
 from tests.each import each
 from tests.ids import home
+from tests.interleave import PATIENCE, Stage, waiting
 from tests.sql.test_budgets import make
 from tests.support import OTHER, CheckedEngine, claim_one, started, submit
 
@@ -245,7 +248,13 @@ def test_a_scope_that_cannot_match_is_refused(row: str) -> None:
 
 async def test_the_audit_finds_bindings_that_lead_nowhere(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     budget = await make(engine)
+    await submit(engine, execution_kind="a")
     await engine.bind_limit(budget, ff.Bind(kind="a"))
+    async with sql.transaction():
+        await sql.execute("update flowfabric.route set is_free = true")
+        rules = await sql.fetch("select rule from flowfabric.audit(null, false)")
+        assert [row["rule"] for row in rules] == ["limit_binding"]
+        await sql.execute("update flowfabric.route set is_free = false")
     for change in ("anchor = 'kind b'", "kind = 'b'", "limit_id = gen_random_uuid()", "what = 'quota'"):
         change_back = sql.transaction()
         await change_back.start()
@@ -253,3 +262,67 @@ async def test_the_audit_finds_bindings_that_lead_nowhere(engine: CheckedEngine,
         rules = await sql.fetch("select rule from flowfabric.audit(null, false)")
         await change_back.rollback()
         assert [row["rule"] for row in rules] == ["limit_binding"], change
+
+
+# ---- routes that say that no binding concerns them
+
+
+async def free(stage: Stage) -> dict[tuple[str, str], bool]:
+    found = await stage.watch.fetch("select lane, kind, is_free from flowfabric.route where not limited")
+    return {(row["lane"], row["kind"]): row["is_free"] for row in found}
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_binding_waits_for_a_route_that_is_being_created(stage: Stage) -> None:
+    """The route was created without it: the binding takes the mark away, and later submissions get the limit."""
+    await stage.empty()
+    one, two = await stage.company(2)
+    policy = await quota(one, "q")
+    await one.begin()
+    first = await submit(one, lane_id="new", execution_kind="k")
+    binding = await waiting(stage.watch, two, two.bind_limit(policy, ff.Bind(lane="new")), behind=one)
+    assert await limits(one, await submit(one, lane_id="new", execution_kind="k")) == set()
+    await one.commit()
+    assert await asyncio.wait_for(binding, PATIENCE) is True
+    assert await free(stage) == {("new", "k"): False}
+    assert await limits(one, first) == set()
+    assert await limits(one, await submit(one, lane_id="new", execution_kind="k")) == {policy}
+    await stage.audit()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_route_that_is_created_while_a_binding_is_stored_does_not_wait_and_is_looked_at_later(
+    stage: Stage,
+) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    policy = await quota(one, "q")
+    await one.begin()
+    await one.bind_limit(policy, ff.Bind(kind="k"))
+    for kind in ("k", "other"):  # neither waits; nobody knows yet whether the binding comes
+        assert await limits(two, await submit(two, execution_kind=kind)) == set()
+    await one.commit()
+    assert await limits(two, await submit(two, execution_kind="k")) == {policy}
+    assert await limits(two, await submit(two, execution_kind="other")) == set()
+    assert await free(stage) == {("default", "k"): False, ("default", "other"): False}
+    await Unblock(one).run_once()
+    assert await free(stage) == {("default", "k"): False, ("default", "other"): True}
+    await one.unbind_limit(policy, ff.Bind(kind="k"))
+    assert await free(stage) == {("default", "k"): True, ("default", "other"): True}
+    assert await limits(two, await submit(two, execution_kind="k")) == set()
+    await stage.audit()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_old_snapshot_marks_no_route_as_free(stage: Stage) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    policy = await quota(one, "q")
+    await one.begin("repeatable read")
+    await one.connection.fetch("select from flowfabric.route")
+    await two.bind_limit(policy, ff.Bind(lane="new"))
+    await submit(one, lane_id="new", execution_kind="k")
+    await one.commit()
+    assert await free(stage) == {("new", "k"): False}
+    assert await limits(two, await submit(two, lane_id="new", execution_kind="k")) == {policy}
+    await stage.audit()

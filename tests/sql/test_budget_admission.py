@@ -48,7 +48,7 @@ async def states(engine: ff.Engine, ids: list[ff.ExecutionId]) -> set[tuple[str,
     return {(one.public_state, one.stored_blocking_reason, one.blocking_detail) for one in records if one}
 
 
-async def test_exhausted_work_does_not_hide_what_is_behind_it_and_a_reset_lets_it_continue(
+async def test_a9_a10_exhausted_work_does_not_hide_what_is_behind_it_and_a_reset_lets_it_continue(
     stage: Stage, parties: list[Party]
 ) -> None:
     one, *_ = parties
@@ -73,7 +73,7 @@ async def test_a_budget_just_below_its_limit_admits(stage: Stage, parties: list[
     await stage.audit()
 
 
-async def test_a_budget_that_cannot_be_read_stops_the_claim(stage: Stage, parties: list[Party]) -> None:
+async def test_a11_a_budget_that_cannot_be_read_stops_the_claim(stage: Stage, parties: list[Party]) -> None:
     one, two, _ = parties
     made = await many(one, 1, await budget(one, used=10))
     await one.begin()
@@ -85,7 +85,9 @@ async def test_a_budget_that_cannot_be_read_stops_the_claim(stage: Stage, partie
     assert await stage.watch.fetchval("select count(*) from flowfabric.quota_slot") == 0
 
 
-async def test_rows_that_stay_held_do_not_hide_those_whose_budget_was_reset(stage: Stage, parties: list[Party]) -> None:
+async def test_a36_rows_that_stay_held_do_not_hide_those_whose_budget_was_reset(
+    stage: Stage, parties: list[Party]
+) -> None:
     one, two, _ = parties
     shut, reset = await budget(one, "shut", used=10), await budget(one, "reset", used=10)
     await many(one, 250, shut)

@@ -6,16 +6,17 @@ and are taken over; an operator raises, lowers, resets, releases and changes mod
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
+import asyncpg
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 import flowfabric as ff
-from flowfabric.errors import FlowFabricError, LeaseLost
+from flowfabric.errors import LeaseLost
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.budget import (
     AlreadyApplied,
@@ -28,10 +29,15 @@ from flowfabric.values.budget import (
 )
 from flowfabric.values.ids import BudgetId, ExecutionId, ReservationId
 from tests import sampling
+from tests.dice import NOTHING, Dice, Step, histories
 from tests.sql.test_budgets import make, status
-from tests.support import OTHER, Clock, claim_one, started
+from tests.support import OTHER, Clock, Wipe, claim_one, started
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+STEPS = (
+    "report", "report", "spend", "release", "reserve", "reserve", "settle", "settle", "cancel", "end_lease", "operate",
+    "operate",
+)  # fmt: skip
+SQL: TypeAlias = "asyncpg.Connection[Any]"
 DIMENSIONS = ("cost", "tokens", "calls")
 LEASE = timedelta(hours=100_000)
 PERIOD = 40.0
@@ -101,10 +107,10 @@ class Held:
 class History:
     """The engine and the model, side by side."""
 
-    def __init__(self, engine: ff.Engine, clock: Clock, seed: int) -> None:
+    def __init__(self, engine: ff.Engine, clock: Clock) -> None:
         self.engine = engine
         self.clock = clock
-        self.dice = random.Random(seed)
+        self.dice = Dice()
         self.now = 0.0
         self.budgets: list[Budget] = []
         self.workers: list[Claimed] = []
@@ -304,20 +310,15 @@ class History:
             for one in due:
                 one.reset(self.now)
 
-    async def step(self) -> None:
+    async def step(self, name: str, numbers: list[int]) -> None:
+        self.dice.throw(numbers)
         number = self.dice.randrange(len(self.workers))
-        action = self.dice.choice(
-            [self.report, self.report, self.spend, self.release, self.reserve, self.reserve, self.settle, self.settle]
-        )
-        dice = self.dice.random()
-        if dice < 0.15:
+        if name == "operate":
             await self.operate()
-        elif dice < 0.25:
-            await self.end_lease(number)
-        elif dice < 0.3:
+        elif name == "cancel":
             await self.settle(number, cancel=True)
-        else:
-            await action(number)
+        elif name != NOTHING:
+            await getattr(self, name)(number)
 
     async def compare(self) -> None:
         for budget in self.budgets:
@@ -335,14 +336,16 @@ class History:
             assert found.exhausted_by == (full[0] if full else None)
 
 
-@pytest.mark.parametrize("seed", range(sampling.examples(60, 6)))
-async def test_budgets_do_what_the_model_does(engine: ff.Engine, clock: Clock, seed: int) -> None:
-    history = History(engine, clock, seed)
+@settings(
+    max_examples=sampling.examples(80, 10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=histories(STEPS, 60))
+async def test_budgets_do_what_the_model_does(engine: ff.Engine, sql: SQL, clock: Clock, steps: list[Step]) -> None:
+    await (await Wipe.of(sql))()
+    history = History(engine, clock)
     await history.begin()
-    for number in range(50):
-        try:
-            await history.step()
-            await history.compare()
-        except (AssertionError, FlowFabricError) as error:
-            error.add_note(f"seed {seed}, step {number}")
-            raise
+    for step in steps:
+        await history.step(*step)
+        await history.compare()

@@ -30,7 +30,7 @@ async def test_a_finished_job_has_narrow_rows(plain_engine: ff.Engine, sql: asyn
         " (select max(pg_column_size(e.*)) from flowfabric.event e)"
     )
     assert execution - len(_PAYLOAD) <= 212
-    assert event <= 157
+    assert event <= 153
 
 
 async def test_a_job_writes_few_bytes_of_wal(server: str) -> None:

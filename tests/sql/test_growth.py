@@ -15,7 +15,7 @@ from flowfabric._duties import Duties
 from flowfabric._duties.audit import Audit
 from flowfabric._duties.lead import CASCADES, DUTIES, Leadership
 from flowfabric.engine.service import migrate_database
-from flowfabric.errors import CursorRefused, Unavailable
+from flowfabric.errors import CursorRefused, TransportError
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import NewExecution
 from tests.conftest import fresh_database
@@ -257,14 +257,15 @@ async def test_a_cursor_after_which_events_are_missing_is_refused(
     await sql.execute("delete from flowfabric.execution; delete from flowfabric.timer")
 
 
-async def test_the_log_cannot_be_read_on_a_standby(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_the_log_cannot_be_read_on_a_standby(database: str, sql: asyncpg.Connection[Any]) -> None:
     # A function of the same name in front of the server's, as a standby would answer.
     await sql.execute("create function flowfabric.pg_is_in_recovery() returns boolean language sql as 'select true'")
     source = await sql.fetchval("select pg_get_functiondef('flowfabric.log_state'::regproc)")
     try:
         await sql.execute(source.replace("pg_is_in_recovery()", "flowfabric.pg_is_in_recovery()"))
-        with pytest.raises(Unavailable, match="standby"):
-            await plain_engine.read_events()
+        async with await ff.Engine.connect(database, reconnect_for=timedelta(milliseconds=1)) as engine:
+            with pytest.raises(TransportError, match="standby"):
+                await engine.read_events()
     finally:
         await sql.execute(source)
         await sql.execute("drop function flowfabric.pg_is_in_recovery()")

@@ -66,6 +66,38 @@ async def test_a_grant_that_expires_while_its_consumer_waits_keeps_no_slot(stage
 
 
 @interleaved
+async def test_a_claim_that_comes_near_a_cap_while_it_waits_takes_what_there_is(stage: Stage) -> None:
+    """It wanted to share the policy with other claims, far from the cap; a batch took slots before it had the lock."""
+    await stage.empty()
+    one, two = await stage.company(2)
+    far = int(await stage.watch.fetchval("select current_setting('max_connections')"))
+    policy = await quota(one, max_concurrent=far + 5)
+    made = await many(one, 12, policy)
+    await one.begin()
+    assert [each.execution_id for each in await claim(one, limit=10)] == made[:10]
+    late = await waiting(stage.watch, two, claim(two, limit=1), behind=one)
+    await one.commit()
+    assert [each.execution_id for each in await asyncio.wait_for(late, PATIENCE)] == made[10:11]
+    assert await occupancy(one, policy) == (11, 0)
+    await stage.audit()
+
+
+@interleaved
+async def test_a_budget_that_was_found_exhausted_stays_so_when_the_claim_meets_others(stage: Stage) -> None:
+    """More rows than a claim moves aside at once, and behind them a second budget, which is open."""
+    await stage.empty()
+    (one,) = await stage.company(1)
+    shut, open_ = await make(one, {"t": 1}, name="shut"), await make(one, {"t": 1}, name="open")
+    await admin(one, shut, t=1)
+    for _ in range(5):
+        await many(one, 221, policy=ExecutionPolicy(budget_ids=(shut,)), priority=2)
+    free = await many(one, 300, policy=ExecutionPolicy(budget_ids=(open_,)), priority=1)
+    found = await claim(one, limit=300)
+    assert {each.execution_id for each in found} <= set(free)
+    await stage.audit()
+
+
+@interleaved
 async def test_a_budget_that_opened_while_a_claim_waited_for_it_is_not_passed_over(stage: Stage) -> None:
     await stage.empty()
     one, two = await stage.company(2)

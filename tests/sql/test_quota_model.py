@@ -6,13 +6,13 @@ slots; an operator raises, lowers, cancels and claims; the clock moves. Each cla
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
-import pytest
+import asyncpg
+from hypothesis import HealthCheck, given, settings
 
 import flowfabric as ff
 from flowfabric._duties import Unblock
@@ -22,8 +22,14 @@ from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.quota import Admitted, AlreadyAdmitted, ConcurrencyExceeded, RateExceeded
 from tests import sampling
-from tests.support import WORKER, CheckedEngine, Clock
+from tests.dice import NOTHING, Dice, Step, histories
+from tests.support import OTHER, WORKER, CheckedEngine, Clock, Wipe
 
+SQL: TypeAlias = "asyncpg.Connection[Any]"
+STEPS = (
+    "submit", "submit", "claim", "claim", "end", "end", "lose", "admit", "release", "update", "cancel", "pass_time",
+    "operate",
+)  # fmt: skip
 WINDOW = 60.0
 LEASE = timedelta(days=300)
 Pair = tuple[QuotaPolicyId, str]
@@ -105,10 +111,10 @@ class Model:
 
 
 class History:
-    def __init__(self, engine: ff.Engine, clock: Clock, seed: int) -> None:
+    def __init__(self, engine: ff.Engine, clock: Clock) -> None:
         self.engine = engine
         self.clock = clock
-        self.dice = random.Random(seed)
+        self.dice = Dice()
         self.model = Model()
         self.runs: list[Run] = []
         self.outside: list[tuple[Pair, ExecutionId]] = []
@@ -120,13 +126,11 @@ class History:
             )
             self.model.policies[made.quota_policy_id] = Policy(made.quota_policy_id, key is not None, rate, cap)
 
-    async def step(self) -> None:
-        steps: list[Any] = [
-            self.submit, self.submit, self.claim, self.claim, self.end, self.end, self.lose, self.admit, self.release,
-            self.update, self.cancel, self.pass_time, self.operate,
-        ]  # fmt: skip
-        await self.dice.choice(steps)()
-        await self.check()
+    async def step(self, name: str, numbers: list[int]) -> None:
+        self.dice.throw(numbers)
+        if name != NOTHING:
+            await getattr(self, name)()
+            await self.check()
 
     async def submit(self) -> None:
         chosen = self.dice.sample(list(self.model.policies), self.dice.choice([0, 1, 1, 2]))
@@ -149,7 +153,8 @@ class History:
                 run.state = "ready" if record.public_state in ("waiting", "resumable") or run.lost else "away"
         limit = self.dice.choice([1, 2, 20])
         expected = self.model.take([run for run in self.runs if run.state == "ready"], limit)
-        claimed = await self.engine.claim_many(**WORKER, limit=limit, lease_ttl=LEASE)
+        who = self.dice.choice([WORKER, OTHER])
+        claimed = await self.engine.claim_many(**who, limit=limit, lease_ttl=LEASE)
         assert [one.execution_id for one in claimed] == [run.id for run in expected]
         for run, one in zip(expected, claimed, strict=True):
             run.state, run.claimed, run.lost = "active", one, False
@@ -280,9 +285,17 @@ class History:
                     assert ready >= room, (pair, room, ready)
 
 
-@pytest.mark.parametrize("seed", range(sampling.examples(60, 8)))
-async def test_claims_and_admissions_are_those_of_the_model(engine: CheckedEngine, clock: Clock, seed: int) -> None:
-    history = History(engine, clock, seed)
+@settings(
+    max_examples=sampling.examples(80, 10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(steps=histories(STEPS, 70))
+async def test_claims_and_admissions_are_those_of_the_model(
+    engine: CheckedEngine, sql: SQL, clock: Clock, steps: list[Step]
+) -> None:
+    await (await Wipe.of(sql))()
+    history = History(engine, clock)
     await history.begin()
-    for _ in range(60):
-        await history.step()
+    for step in steps:
+        await history.step(*step)

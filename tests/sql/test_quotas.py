@@ -277,21 +277,6 @@ async def test_a_reclaim_keeps_the_slot_and_passes_a_full_cap(engine: CheckedEng
     assert await occupancy(engine, policy) == (1, 1)
 
 
-async def test_an_operator_claims_above_the_cap_and_is_counted(engine: CheckedEngine) -> None:
-    policy = await quota(engine, max_concurrent=1)
-    gpu = ExecutionPolicy(
-        quota_policy_id=policy, routing_requirements=RoutingRequirements(required_capabilities=("gpu",))
-    )
-    running = await submit(engine, policy=under(policy))
-    assert (await claim_one(engine)).execution_id == running
-    target = await submit(engine, policy=gpu)
-    await engine.issue_grant_and_claim(target)
-    assert await occupancy(engine, policy) == (2, 0)
-    with pytest.raises(FlowFabricError):
-        await engine.issue_grant_and_claim(target)
-    assert await occupancy(engine, policy) == (2, 0)
-
-
 async def test_a_grant_that_a_scheduler_issued_is_counted_when_it_is_consumed(engine: CheckedEngine) -> None:
     policy = await quota(engine, max_concurrent=1)
     first, second = await many(engine, 2, policy)
@@ -567,7 +552,7 @@ async def test_what_a_scheduler_blocked_is_decided_by_the_next_claim(engine: Che
 # Grants of a scheduler
 
 
-async def test_a_batch_of_grants_takes_what_the_cap_leaves_room_for(engine: CheckedEngine) -> None:
+async def test_a39_a_batch_of_grants_takes_what_the_cap_leaves_room_for(engine: CheckedEngine) -> None:
     policy = await quota(engine, max_concurrent=3)
     made = await many(engine, 10, policy)
     granted = await engine.claim_for_worker(**WORKER, max_grants=10)
@@ -644,3 +629,71 @@ async def test_a_reclaim_by_grant_keeps_the_slot(engine: CheckedEngine, clock: C
     assert isinstance(again, Claimed)
     assert (again.attempt_type, again.reclaim_count) == ("reclaim", 1)
     assert await occupancy(engine, policy) == (1, 1)
+
+
+# ---- scenarios of the chapter
+
+
+async def test_a23_a_fourth_admission_within_the_window_is_told_when_to_try_again(
+    engine: CheckedEngine, clock: Clock
+) -> None:
+    window, jitter = timedelta(seconds=60), timedelta(milliseconds=500)
+    asked: dict[str, Any] = {"rate_limit": 3, "window": window, "jitter": jitter}
+    policy = quota_policy_id_of("a23")
+    for _ in range(3):
+        assert await engine.check_admission(policy, await submit(engine), **asked) == Admitted()
+        await clock.advance(seconds=10)
+    denied = await engine.check_admission(policy, await submit(engine), **asked)
+    assert isinstance(denied, RateExceeded)
+    assert timedelta(0) <= denied.retry_after <= window + jitter
+    await clock.advance(seconds=denied.retry_after.total_seconds())
+    assert await engine.check_admission(policy, await submit(engine), **asked) == Admitted()
+
+
+async def test_a24_a_cap_is_a_cap_however_long_its_executions_run(engine: CheckedEngine, clock: Clock) -> None:
+    policy = await quota(engine, max_concurrent=2)
+    await many(engine, 2, policy)
+    first, _ = await claim(engine, lease_ttl=timedelta(hours=1))
+    await clock.advance(seconds=600)
+    other = await submit(engine)
+    cap = {"concurrency_cap": 2}
+    assert await engine.check_admission(policy, other, **cap) == ConcurrencyExceeded()
+    await engine.complete(first.handle)
+    assert await engine.check_admission(policy, other, **cap) == Admitted()
+
+
+async def test_a26_a_second_release_takes_nobodys_slot(engine: CheckedEngine) -> None:
+    policy = await quota(engine, max_concurrent=5)
+    ids = [await submit(engine) for _ in range(2)]
+    for each in ids:
+        await engine.check_admission(policy, each, concurrency_cap=5)
+    for expected in (2, 1, 1):
+        assert (await occupancy(engine, policy))[0] == expected
+        await engine.release_admission(policy, ids[0])
+    assert (await occupancy(engine, policy))[0] == 1
+
+
+async def test_a38_an_operator_claims_despite_capabilities_and_cap_and_is_counted(
+    engine: CheckedEngine, sql: asyncpg.Connection[Any]
+) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    await many(engine, 1, policy)
+    assert len(await claim(engine)) == 1
+    needs = RoutingRequirements(required_capabilities=("gpu",))
+    target = await submit(engine, policy=ExecutionPolicy(quota_policy_id=policy, routing_requirements=needs))
+    assert (await engine.issue_grant_and_claim(target)).execution_id == target
+    assert await occupancy(engine, policy) == (2, 0)
+    assert await sql.fetchval("select count(*) from flowfabric.claim_grant") == 0
+    with pytest.raises(ff.FlowFabricError) as refused:
+        await engine.issue_grant_and_claim(target)
+    assert refused.value.kind == "execution_not_eligible"  # the word of this call for all that is not runnable
+    assert await occupancy(engine, policy) == (2, 0)
+
+
+async def test_a_batch_is_filled_behind_what_is_denied(engine: CheckedEngine) -> None:
+    """As so many single claims would fill it."""
+    one, two = await quota(engine, "one", max_concurrent=1), await quota(engine, "two", max_concurrent=1)
+    first, *_ = await many(engine, 3, one)
+    (last,) = await many(engine, 1, two)
+    found = await claim(engine, limit=2)
+    assert [each.execution_id for each in found] == [first, last]

@@ -338,7 +338,7 @@ async def test_an_event_whose_number_was_drawn_earlier_and_committed_later_is_no
 async def test_writers_that_end_in_any_order_lose_no_reader_an_event(
     database: str, sql: asyncpg.Connection[Any], plain: ff.Engine, seed: int
 ) -> None:
-    """Six writers open, write, and commit or roll back at random, while one reader pages and two follow."""
+    """Six writers of any isolation open, write, and commit or roll back at random; one reader pages and two follow."""
     chance = random.Random(seed)
     begin = cursor = await end_of_log(plain)
     followers = [
@@ -353,7 +353,8 @@ async def test_writers_that_end_in_any_order_lose_no_reader_an_event(
         match chance.choice(("write", "write", "end", "read")):
             case "write":
                 if number not in open_ones:
-                    open_ones[number] = writers[number].transaction()
+                    isolation = chance.choice(("read_committed", "repeatable_read", "serializable"))
+                    open_ones[number] = writers[number].transaction(isolation=isolation)
                     await open_ones[number].start()
                 await write(writers[number], chance.choice(list(COLUMNS)))
             case "end" if number in open_ones:
@@ -676,7 +677,12 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"filter": {"namespace": "x"}}, "filter", "dict"),
     ({"filter": EventFilter(execution_id=_any("x"))}, "filter.execution_id", "x"),
     ({"filter": EventFilter(kind=_any(5))}, "filter.kind", "not text"),
+    ({"filter": EventFilter(kind="")}, "filter.kind", "empty"),
+    ({"filter": EventFilter(flow_id=_any("x"))}, "filter.flow_id", "not a UUID"),
+    ({"after": "٣.0"}, "cursor", "not a cursor"),
+    ({"families": ["lease", None]}, "families", "None"),
     ({"checkpoints": "yes"}, "checkpoints", "yes"),
+    ({"heartbeats": "yes"}, "heartbeats", "yes"),
 ]
 
 

@@ -12,7 +12,7 @@ _TABLE = re.compile(r"(?m)^    (\w+) {2,}(.+)$")
 _CREATE = re.compile(r"(?m)^create or replace function flowfabric\.(\w+)\(")
 _STATEMENT = re.compile(r"(?m)^([A-Z_]+) = _\w+\(\s*\"(\w+)\"")
 _USE = re.compile(r"\bstatements\.([A-Z_]+)\b")
-SHARED = {"base", "batch", "checks"}  # no operations of their own
+SHARED = {"amounts", "base", "batch", "checks"}  # no operations of their own
 # Functions of another chapter that a module calls beside its own.
 BESIDE = {
     ("admission", "scan_eligible"),

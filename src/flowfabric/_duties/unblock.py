@@ -1,15 +1,20 @@
-"""Unblock: look again at what keeps waiting executions from a worker."""
+"""Unblock: look again at what keeps waiting executions from a worker, and count what claims were denied."""
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from uuid import UUID
 
 from flowfabric._duties.duty import Duty
 
+log = logging.getLogger("flowfabric.duties")
+
 
 class Unblock(Duty):
     """Makes executions claimable whose limit has room, and stores which routes no live worker covers.
+
+    Counts what claims were denied, with a debug line for each.
 
     The backstop behind the calls that make room, and behind the workers that come and go.
     """
@@ -19,6 +24,7 @@ class Unblock(Duty):
 
     async def run_once(self) -> int:
         changed = await self.engine.judge_routes()
+        await self._count_denials()
         after = UUID(int=0), ""
         while True:
             done = await self.engine.unblock_limited(limit=self.batch, after=after)
@@ -26,3 +32,15 @@ class Unblock(Duty):
             if done.looked < self.batch or done.last is None or self.stopping.is_set():
                 return changed
             after = done.last
+
+    async def _count_denials(self) -> None:
+        size = 1000
+        while denials := await self.engine.count_denials(limit=size):
+            for one in denials:
+                log.debug(
+                    "a claim of lane %r moved %d executions aside at %s: %s",
+                    one.lane_id, one.count, one.denied_at.isoformat(),
+                    f"budgets without {one.dimension}" if one.reason == "budget" else f"quotas, {one.reason}",
+                )  # fmt: skip
+            if len(denials) < size or self.stopping.is_set():
+                break

@@ -118,7 +118,7 @@ class Connections:
         except BaseException:
             self.give(connection, usable=False)
             raise
-        self.give(connection, usable=not connection.is_in_transaction())
+        self.give(connection, usable=not connection.is_closed() and not connection.is_in_transaction())
 
     async def close(self, patience: float = 10.0) -> None:
         """Let open calls end, for a while, then close everything."""

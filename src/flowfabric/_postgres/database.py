@@ -37,7 +37,7 @@ from flowfabric.errors import (
 
 MINIMUM_SERVER = 150_000
 _log = logging.getLogger("flowfabric.database")
-_LOST = (
+LOST = (
     OSError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # raised if the backend ended while its connection was idle
@@ -234,7 +234,7 @@ class Database:
             except (TimeoutError, asyncpg.DataError, OverflowError, asyncpg.InsufficientPrivilegeError) as error:
                 # Not a lost connection, despite its class: a retry would take as long, or fail again.
                 raise failure(error, sql, self.target) from error
-            except _LOST as error:
+            except LOST as error:
                 now = time.monotonic()
                 lost_since = lost_since or now
                 if not repeatable or now - lost_since >= self._reconnect_for or self._pool.is_closing:
@@ -315,7 +315,7 @@ def translate(error: BaseException, target: str) -> FlowFabricError:
             return CursorRefused(kind, _words(error), position=int(position), epoch=int(epoch))
         case asyncpg.TooManyConnectionsError():
             return TransportError("server_busy", _words(error))
-        case _ if isinstance(error, _LOST):
+        case _ if isinstance(error, LOST):
             return TransportError("transport", str(error) or type(error).__name__)
         case asyncpg.PostgresError(sqlstate="53200") if "max_locks_per_transaction" in str(getattr(error, "hint", "")):
             return TransportError(

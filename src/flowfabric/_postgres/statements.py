@@ -423,9 +423,11 @@ _HELD = (
     "id, kind, lane, namespace, limit_id, limit_key, rank, created_at, blocked_at, retry_at,"
     " needs::text as needs, detail"
 )
-LIST_HELD = _rows("list_held", 7, _HELD)
+LIST_HELD = _rows("list_held", 16, _HELD)
 READ_HELD = _rows("read_held", 2, _HELD)
 COUNT_HELD = _rows("count_held", 1, "lane, limit_id, what, name, held")
+COUNT_DENIALS = _rows("count_denials", 1, "denied_at, lane, reason, dimension, count")
+READ_DENIALS = _rows("read_denials", 0, "reason, dimension, count")
 FIND_UNREPORTED = _rows("find_unreported", 1, "name")
 READ_DECLARED_LIMITS = _rows("read_declared_limits", 1, "name, digest")
 NOTE_DECLARED_LIMITS = _value("note_declared_limits", 2, "noted")

@@ -104,6 +104,16 @@ def address(dsn: str | None) -> Iterator[str]:
         server.release()
 
 
+@contextlib.contextmanager
+def embedded_server(data_dir: Path) -> Iterator[str]:
+    """The DSN of the embedded server in a directory, which runs as long as the block."""
+    server = _started(data_dir)
+    try:
+        yield server.dsn
+    finally:
+        server.release()
+
+
 def is_embedded(dsn: str | None) -> bool:
     """Whether commands use the embedded server by default."""
     return not (dsn or settings.load().dsn)

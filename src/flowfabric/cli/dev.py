@@ -1,13 +1,14 @@
-"""`flowfabric dev`: a database and a worker, restarted whenever a file changes.
+"""`flowfabric dev`: a database, a worker and a server, restarted whenever a file changes.
 
-The worker runs in its own process and loads the code afresh each time. This process watches the files, keeps the
-embedded server running across restarts, and forwards signals.
+The worker and the server run in processes of their own and load the code afresh each time. This process watches the
+files, keeps the embedded database running across restarts, and forwards signals.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,11 +46,21 @@ def dev(
             "--grace", metavar="DURATION", help="How long running handlers may take to finish before a restart."
         ),
     ] = "5s",
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="HOST:PORT",
+            help="Where the server listens, without keys. Default: 127.0.0.1:8484, or a free port if that is taken.",
+            show_default=False,
+        ),
+    ] = None,
+    serve: Annotated[bool, typer.Option("--server/--no-server", help="Also serve the engine over HTTP.")] = True,
     log_level: LogLevel = "info",
     json: LogJson = False,
     dsn: Dsn = None,
 ) -> None:
-    """Run a worker for development: starts the embedded database and restarts the worker when code changes."""
+    """Run a worker and a server for development, with the embedded database; both restart when code changes."""
     from flowfabric.worker.claims import lane_weights  # noqa: PLC0415
 
     places = [place.resolve() for place in watch or [Path.cwd()]]
@@ -65,6 +76,14 @@ def dev(
     command += [f"--grace={grace}", f"--log-level={log_level}", f"--parent={os.getpid()}"]
     command += [f"--lane={one}" for one in lane or ()]
     command += ["--json"] * json + ["--dsn-of-environment"] * bool(dsn)
+    commands = {"worker": command}
+    where_to = ""
+    if serve:
+        where_to = _free_address(listen)
+        made = [sys.executable, "-m", "flowfabric.cli", "server", f"--app={app}", f"--listen={where_to}", "--auth=none"]
+        made += ["--no-duties", "--no-access-log", f"--grace={grace}", f"--log-level={log_level}"]
+        made += ["--json"] * json + ["--dsn-of-environment"] * bool(dsn)
+        commands["server"] = [*made, f"--parent={os.getpid()}"]
     # The password must not appear in the process list.
     environment = {**os.environ, **({"FLOWFABRIC_DSN": dsn} if dsn else {})}
     with address(dsn) as chosen:
@@ -72,7 +91,9 @@ def dev(
         if is_embedded(dsn):
             migrate_embedded(chosen)
         _note(f"using {where}; watching {', '.join(map(str, places))}; press Ctrl-C to end")
-        _Supervisor(command, environment, places, patience).run()
+        if where_to:
+            _note(f"the server is at http://{where_to}, for this machine alone and without keys")
+        _Supervisor(commands, environment, places, patience).run()
 
 
 def migrate_embedded(dsn: str) -> None:
@@ -88,15 +109,34 @@ def _note(text: str) -> None:
     _output.note(f"dev: {text}")
 
 
-class _Supervisor:
-    """Keeps one worker running on the current code."""
+def _free_address(listen: str | None) -> str:
+    """The address given; else the default one, with another port if that is taken."""
+    from flowfabric.server.options import load_options  # noqa: PLC0415
 
-    def __init__(self, command: list[str], environment: dict[str, str], places: list[Path], patience: float) -> None:
-        self._command = command
+    options = load_options({"listen": listen, "auth": "none"})
+    with socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((options.host, options.port))
+        except OSError:
+            if listen is not None:
+                raise InvalidInput(f"cannot listen on {listen}", field="--listen", allowed="a free port") from None
+            sock.bind((options.host, 0))
+        port = sock.getsockname()[1]
+    return f"[{options.host}]:{port}" if ":" in options.host else f"{options.host}:{port}"
+
+
+class _Supervisor:
+    """Keeps one worker and one server running on the current code."""
+
+    def __init__(
+        self, commands: dict[str, list[str]], environment: dict[str, str], places: list[Path], patience: float
+    ) -> None:
+        self._commands = commands
         self._environment = environment
         self._places = places
         self._patience = patience
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._signals = 0
 
     def run(self) -> None:
@@ -110,14 +150,16 @@ class _Supervisor:
 
     def _tell(self, number: int, frame: object) -> None:
         self._signals += 1
-        # The second signal goes to the worker again, which then stops immediately.
-        if self._signals > 1 and self._worker is not None and self._worker.poll() is None:
-            self._worker.send_signal(signal.SIGTERM)
+        # The second signal goes to the processes again, which then stop immediately.
+        if self._signals > 1:
+            for process in list(self._running.values()):
+                if process.poll() is None:
+                    process.send_signal(signal.SIGTERM)
 
     def _run(self) -> None:
         seen = scan(self._places)
         self._start()
-        said = False
+        said: set[str] = set()
         while not self._signals:
             time.sleep(_SCAN_EVERY)
             now = scan(self._places)
@@ -132,27 +174,30 @@ class _Supervisor:
                 self._stop()
                 if not self._signals:
                     self._start()
-                said = False
-            elif self._worker is not None and (code := self._worker.poll()) is not None and not said:
-                said = True
-                _note(f"the worker ended with {code}; waiting for a change")
+                said.clear()
+                continue
+            for name, process in self._running.items():
+                if name not in said and (code := process.poll()) is not None:
+                    said.add(name)
+                    _note(f"the {name} ended with {code}; waiting for a change")
 
     def _start(self) -> None:
-        # In its own session, so that Ctrl-C reaches only this process, which forwards it once.
-        self._worker = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
+        # In sessions of their own, so that Ctrl-C reaches only this process, which forwards it once.
+        for name, command in self._commands.items():
+            self._running[name] = subprocess.Popen(command, env=self._environment, start_new_session=True)
 
     def _stop(self) -> None:
-        worker, deadline = self._worker, time.monotonic() + self._patience
-        if worker is None:
-            return
-        if worker.poll() is None:
-            worker.send_signal(signal.SIGTERM)
-        while worker.poll() is None:
-            if time.monotonic() > deadline:
-                _note("the worker did not stop in time; killing it")
-                worker.kill()
-            time.sleep(0.02)
-        self._worker = None
+        deadline = time.monotonic() + self._patience
+        for process in self._running.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for name, process in self._running.items():
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    _note(f"the {name} did not stop in time; killing it")
+                    process.kill()
+                time.sleep(0.02)
+        self._running.clear()
 
 
 def scan(places: list[Path]) -> _Seen:

@@ -151,7 +151,7 @@ def _parts(event: Event) -> list[str]:
     words = [word for word in (event.outcome, event.operator_type, event.signal_effect, event.worker_type) if word]
     if not words and event.lease_type:
         words = [f"lease {event.lease_type}"]
-    subject: Any = event.execution_id or event.flow_id or event.worker_instance_id or ""
+    subject: Any = event.execution_id or event.flow_id or event.worker_instance_id or _limit_of(event)
     reason = event.reason if event.outcome is None else None
     who = (
         event.worker_instance_id
@@ -167,3 +167,11 @@ def _parts(event: Event) -> list[str]:
         _output.first_line(reason),
         f"namespace {_output.printable(event.namespace)}" if event.namespace else "",
     ]
+
+
+def _limit_of(event: Event) -> str:
+    """The name of the budget or quota that an event is about."""
+    details = event.details or {}
+    return _output.printable(
+        str(details.get("name") or details.get("budget_id") or details.get("quota_policy_id") or "")
+    )

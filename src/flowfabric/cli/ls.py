@@ -67,7 +67,7 @@ def ls(
         typer.Option(
             "--held-by",
             metavar="NAME",
-            help="Only executions that this budget or quota holds back, first in line first; without other filters.",
+            help="Only executions that this budget or quota holds back, first in line first.",
             autocompletion=_completion.limits,
             show_default=False,
         ),
@@ -94,11 +94,14 @@ def ls(
         raise InvalidInput("given with --all, --quiet or --cursor", field="--watch", allowed="without them")
 
     if held_by is not None:
-        if wanted or flow or parent or tree or watch or everything:
-            raise InvalidInput("given with other filters", field="--held-by", allowed="alone, or with --limit")
-        name = held_by
-        ask(dsn, lambda engine: _held(engine, name, limit, cursor, as_json=json, quiet=quiet, wide=wide))
-        return
+        others = {"--tree": tree, "--watch": watch, "--all": everything}
+        others |= {"--state": "states" in wanted.arguments, "--stopped": "stopped" in wanted.arguments}
+        if given := [option for option, is_given in others.items() if is_given]:
+            raise InvalidInput(
+                f"given with {' and '.join(given)}",
+                field="--held-by",
+                allowed="with the filters --lane, --kind, --namespace, --tag, --flow, --parent, --since and --until",
+            )
 
     async def work(engine: Engine) -> None:
         from flowfabric.engine.reads import Place  # noqa: PLC0415
@@ -106,6 +109,9 @@ def ls(
         chosen = wanted if flow is None else wanted.replace(flow_id=await resolve_flow(engine, flow))
         if parent is not None:
             chosen = chosen.replace(parent_id=await resolve(engine, parent))
+        if held_by is not None:
+            await _held(engine, held_by, chosen, limit, cursor, as_json=json, quiet=quiet, wide=wide)
+            return
         start = None if cursor is None else Place.decode(cursor)
         if everything:
             await _all(engine, chosen, start, as_json=json, quiet=quiet, wide=wide)
@@ -136,16 +142,16 @@ def ls(
 
 
 async def _held(
-    engine: Engine, name: str, limit: int, cursor: str | None, *, as_json: bool, quiet: bool, wide: bool
+    engine: Engine, name: str, wanted: Filter, limit: int, cursor: str | None, *, as_json: bool, quiet: bool, wide: bool
 ) -> None:
-    """List what a limit holds back."""
+    """List what a limit holds back of the executions that match."""
     limits = await engine.find_limits([name], [name])
     if not limits:
         raise NotFound("budget or quota", _output.printable(name), detail="see `flowfabric budgets` and `quotas`")
     found: list[Held] = []
     rest: str | None = None
     for one in limits:  # a budget and a quota may have the same name
-        more, rest = await up_to(limit - len(found), partial(_held_page, engine, one.id), cursor)
+        more, rest = await up_to(limit - len(found), partial(_held_page, engine, one.id, wanted), cursor)
         found += more
         if rest is not None:
             break
@@ -170,13 +176,14 @@ async def _held(
             wide=wide,
         )  # fmt: skip
     else:
-        _output.note(f"{_output.printable(name)} holds no execution back")
+        which = "none of these executions" if wanted else "no execution"
+        _output.note(f"{_output.printable(name)} holds {which} back")
     if rest is not None and not as_json:
         _output.note(f"there is more: --limit, or --cursor '{rest}'")
 
 
-async def _held_page(engine: Engine, limit_id: UUID, cursor: str | None, size: int) -> Page[Held, str]:
-    return await engine.list_held(limit_id, cursor=cursor, limit=size)
+async def _held_page(engine: Engine, limit_id: UUID, wanted: Filter, cursor: str | None, size: int) -> Page[Held, str]:
+    return await engine.list_held(limit_id, **wanted.arguments, cursor=cursor, limit=size)
 
 
 def _pages(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
-from typing import Annotated
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from flowfabric.cli._database import address, is_embedded
+from flowfabric import settings
+from flowfabric.cli._database import address, embedded_server, is_embedded
 from flowfabric.cli._loading import load_app
 from flowfabric.cli._options import Dsn
 from flowfabric.cli.dev import migrate_embedded
-from flowfabric.cli.worker import set_up_logging
+from flowfabric.cli.worker import follow, set_up_logging
+
+if TYPE_CHECKING:
+    from flowfabric.app.app import App
 
 
 def _option(name: str, metavar: str, text: str) -> object:
@@ -109,6 +117,15 @@ def server(
     log_json: Annotated[
         bool | None, typer.Option("--json/--no-json", help="Log as JSON, one object per line.", show_default=False)
     ] = None,
+    parent: Annotated[
+        int | None, typer.Option("--parent", hidden=True, help="Stop when this process has exited.")
+    ] = None,
+    of_environment: Annotated[
+        bool,
+        typer.Option(
+            "--dsn-of-environment", hidden=True, help="FLOWFABRIC_DSN takes precedence over the app's address."
+        ),
+    ] = False,
     fd: Annotated[int | None, typer.Option("--socket", hidden=True)] = None,
     tells: Annotated[int | None, typer.Option("--tells", hidden=True)] = None,
     dsn: Dsn = None,
@@ -152,13 +169,28 @@ def server(
     )
     set_up_logging(options.log_level, as_json=options.log_json)
     process.check_tls(options)
-    with process.bind(options) as sock, address(dsn) as chosen:
-        if is_embedded(dsn):
+    if parent is not None:
+        threading.Thread(target=follow, args=(parent,), name="flowfabric parent", daemon=True).start()
+    loaded = load_app(options.app) if options.app else None
+    given = settings.load().dsn if of_environment else dsn
+    with process.bind(options) as sock, _database(given, loaded) as (chosen, is_own):
+        if is_own:
             migrate_embedded(chosen)
         if options.processes > 1:
-            raise typer.Exit(supervisor.Supervisor(options, chosen, sock, is_embedded=is_embedded(dsn)).run())
-        app_of_tasks = load_app(options.app) if options.app else None
-        process.run(options, chosen, sock, app=app_of_tasks, is_embedded=is_embedded(dsn))
+            raise typer.Exit(supervisor.Supervisor(options, chosen, sock, is_embedded=is_own).run())
+        process.run(options, chosen, sock, app=loaded, is_embedded=is_own)
+
+
+@contextlib.contextmanager
+def _database(dsn: str | None, app: App | None) -> Iterator[tuple[str, bool]]:
+    """The address of the database, and whether it is the embedded one: the one given, the app's, the environment's."""
+    of_code, data_dir = (None, None) if app is None or dsn else app.address
+    if data_dir is not None:
+        with embedded_server(Path(data_dir)) as chosen:
+            yield chosen, True
+        return
+    with address(dsn or of_code) as chosen:
+        yield chosen, is_embedded(dsn or of_code)
 
 
 def _serve_for_parent(fd: int, tells: int | None) -> None:

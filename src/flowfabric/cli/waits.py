@@ -111,6 +111,7 @@ def columns(found: Sequence[Wait]) -> tuple[list[Column], list[list[object]]]:
 
 
 async def _reveal(engine: Engine, execution: str, key: str | None, *, as_json: bool) -> None:
+    from flowfabric.bridges.callbacks import link_to  # noqa: PLC0415
     from flowfabric.values.callback import callback_text  # noqa: PLC0415
 
     target = await resolve(engine, execution)
@@ -124,7 +125,8 @@ async def _reveal(engine: Engine, execution: str, key: str | None, *, as_json: b
         "waitpoint_id": waitpoint.waitpoint_id,
         "waitpoint_key": waitpoint.waitpoint_key,
         "token": token.reveal(),
-        "callback": callback_text(target, waitpoint.waitpoint_id, token),
+        "callback": (callback := callback_text(target, waitpoint.waitpoint_id, token)),
+        "link": link_to(callback),
     }
     if as_json:
         _output.document(fields)

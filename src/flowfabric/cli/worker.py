@@ -159,7 +159,7 @@ def worker(
         duties=duties,
     )
     if parent is not None:
-        threading.Thread(target=_follow, args=(parent,), name="flowfabric parent", daemon=True).start()
+        threading.Thread(target=follow, args=(parent,), name="flowfabric parent", daemon=True).start()
     health = contextlib.nullcontext() if sink is None else HealthServer(made, sink, health_host, health_port or 0)
     with health:
         if until_idle:
@@ -175,8 +175,8 @@ async def _until_idle(made: Worker) -> None:
     await made.run(until_idle=True)
 
 
-def _follow(parent: int) -> None:
-    """Stop this worker when the process that started it has exited."""
+def follow(parent: int) -> None:
+    """Stop this process when the process that started it has exited."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGTERM)

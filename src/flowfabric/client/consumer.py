@@ -14,6 +14,7 @@ from flowfabric.client.client import AsyncClient
 from flowfabric.engine import Engine
 from flowfabric.engine.checks import check_int
 from flowfabric.engine.consumers import Consumed
+from flowfabric.engine.events import choice_of
 from flowfabric.engine.subscriptions import Start, start_of
 from flowfabric.errors import FlowFabricError, InvalidInput, StreamDisconnected, TransportError
 from flowfabric.values.event import (
@@ -91,33 +92,43 @@ class Consumer:
         """Act on events until `stop` is set or the task is cancelled.
 
         `CursorRefused` if events after its cursor are missing: an operator decides where it continues
-        (`flowfabric consumers set`).
+        (`flowfabric consumers set`). `StreamDisconnected` when the engine shuts down.
         """
         engine = await _engine_of(source)
-        await self.register(engine)
+        cursor = await self.register(engine)
         stopping = asyncio.Event() if stop is None else stop
         size, pause = self._batch, _FIRST_PAUSE
+        raised: Exception | None = None
+
+        async def act(connection: Any, events: Sequence[Any]) -> None:
+            nonlocal raised
+            try:
+                await handle(connection, events)
+            except Exception as error:
+                raised = error
+                raise
+
         try:
             while not stopping.is_set():
+                if engine.followers.is_closing:
+                    raise StreamDisconnected("the engine shuts down", cursor=cursor)
+                raised = None
                 try:
-                    done = await engine.consume(self.name, handle, make=self._make, limit=size)
+                    done = await self._consume(engine, act, size)
+                    if done.handled or size == self._batch:
+                        # Past the event that failed, the batches are whole again.
+                        size, pause = self._batch, _FIRST_PAUSE
+                    cursor = done.cursor
+                    await self._wait(engine, done, stopping)
                 except TransportError as error:
                     log.warning("consumer %s: %s", self.name, error)
                     await first_of(pause, stopping)
                     pause = min(pause * 2, _POLL)
-                    continue
-                except FlowFabricError as error:
-                    if _is_own(error):
+                except Exception as error:
+                    # An error of ours that the function did not raise is about the consumer: again does not help.
+                    if isinstance(error, FlowFabricError) and error is not raised:
                         raise
                     size, pause = await self._failed(engine, error, pause, stopping)
-                    continue
-                except Exception as error:
-                    size, pause = await self._failed(engine, error, pause, stopping)
-                    continue
-                if done.handled:
-                    # Past the event that failed, the batches are whole again.
-                    size, pause = self._batch, _FIRST_PAUSE
-                await self._wait(engine, done, stopping)
         finally:
             with contextlib.suppress(FlowFabricError):
                 await asyncio.shield(engine.leave_consumer(self.name))
@@ -129,7 +140,7 @@ class Consumer:
         handled = 0
         try:
             while True:
-                done = await engine.consume(self.name, handle, make=self._make, limit=self._batch)
+                done = await self._consume(engine, handle, self._batch)
                 handled += done.handled
                 if done.at_end:
                     return handled
@@ -137,8 +148,12 @@ class Consumer:
             with contextlib.suppress(FlowFabricError):
                 await asyncio.shield(engine.leave_consumer(self.name))
 
+    async def _consume(self, engine: Engine, handle: Handler, size: int) -> Consumed:
+        takes = choice_of(self._families, self._filter, heartbeats=self._heartbeats)
+        return await engine.consume(self.name, handle, make=self._make, limit=size, takes=takes)
+
     async def register(self, source: Engine | AsyncClient | Connector) -> EventCursor:
-        """Create it if it does not exist: events are kept for it from now on. Returns its cursor."""
+        """Create it if it does not exist: it gets the events from now on, or from `start`. Returns its cursor."""
         engine = await _engine_of(source)
         return await engine.register_consumer(
             self.name,
@@ -176,11 +191,6 @@ class Consumer:
                         one.cancel()
                     with contextlib.suppress(StreamDisconnected, StopAsyncIteration, asyncio.CancelledError):
                         await asyncio.gather(*waits, return_exceptions=True)
-
-
-def _is_own(error: FlowFabricError) -> bool:
-    """Whether it is about the consumer, and not of its function: trying again does not help."""
-    return error.family in ("cursor", "permission") or getattr(error, "entity", None) == "consumer"
 
 
 async def _engine_of(source: Engine | AsyncClient | Connector) -> Engine:

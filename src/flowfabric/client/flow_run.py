@@ -32,6 +32,7 @@ from flowfabric.values.flow import (
 )
 from flowfabric.values.graph import replayable
 from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id
+from flowfabric.values.spending import FlowUsage, usage_of
 from flowfabric.values.state import State
 
 if TYPE_CHECKING:
@@ -151,6 +152,22 @@ class FlowRun:
         """Read the nodes again, including those added since."""
         await self._members()
         return self
+
+    async def usage(self) -> FlowUsage:
+        """What its nodes and all that they submitted used and hold: in all, by budget, by node and by execution."""
+        members = await self._members()
+        found = usage_of(await (await self._client()).engine.read_usage(self.flow_id))
+        return FlowUsage(
+            total=found.total,
+            held=found.held,
+            by_budget=found.by_budget,
+            by_execution=found.by_execution,
+            by_node={
+                name: found.by_execution[one.execution_id]
+                for name, one in members
+                if one.execution_id in found.by_execution
+            },
+        )
 
     async def budget(self) -> BudgetStatus | None:
         """Its own budget (`ff.Budget`) with what is used and held of it; None if it was submitted without."""

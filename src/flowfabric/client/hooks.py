@@ -55,7 +55,7 @@ def check_hook(task: Submittable[Any], field: str) -> None:
 
 def hook_spec(task: Submittable[Any]) -> dict[str, Any]:
     """The task of a hook, as the policy of an execution stores it."""
-    item = task.defaults.item(task.name, b"", None, limits=task.limit_names.limits(task.defaults))
+    item = task.defaults.item(task.name, b"", None, limits=task.limit_names.limits(task.defaults, are_stored=False))
     assert isinstance(item.policy, FrozenPolicy)
     found: dict[str, Any] = {
         "kind": item.execution_kind,

@@ -38,22 +38,25 @@ class LimitNames:
         self.quotas: dict[str, QuotaSpec] = {}
         self._found: dict[tuple[str, str], FoundLimit] = {}
 
-    def limits(self, options: Options) -> Limits:
-        """Return the limits that options name; `InvalidInput` for a name that is not known."""
+    def limits(self, options: Options, *, are_stored: bool = True) -> Limits:
+        """Return the limits that options name; `InvalidInput` for a name that is not known.
+
+        `are_stored=False`: they are for later, when a worker has stored what the app declares.
+        """
         if not options.names_limits:
             return NO_LIMITS
         budgets = () if options.budgets is UNSET else options.budgets
         quotas = () if options.quotas is UNSET else options.quotas
         return Limits(
             tuple(BudgetId(self.budget(name)) for name in budgets),
-            tuple(QuotaPolicyId(self._quota(name, options.tags)) for name in quotas),
+            tuple(QuotaPolicyId(self._quota(name, options.tags, are_stored=are_stored)) for name in quotas),
         )
 
     def budget(self, name: str) -> UUID:
         """Return the id of a budget."""
         return budget_id_of(name) if name in self.budgets else self._stored("budget", name).id
 
-    def _quota(self, name: str, tags: Mapping[str, str] | None) -> UUID:
+    def _quota(self, name: str, tags: Mapping[str, str] | None, *, are_stored: bool) -> UUID:
         declared = self.quotas.get(name)
         found = None if declared is not None else self._stored("quota", name)
         key = declared.key if declared is not None else None if found is None else found.key
@@ -62,6 +65,12 @@ class LimitNames:
                 f"the quota {name!r} is kept by the tag {key!r}, which is missing",
                 field="tags",
                 allowed=f"tags with {key!r}",
+            )
+        if are_stored and key is not None and ("quota", name) not in self._found:
+            raise InvalidInput(
+                f"the quota {name!r} is declared but not stored, and would count without its key {key!r}",
+                field="quotas",
+                allowed="after `await app.prepare()`, or once a worker of the app has started",
             )
         return quota_policy_id_of(name) if found is None else found.id
 
@@ -83,7 +92,12 @@ class LimitNames:
         quotas = () if options.quotas is UNSET else options.quotas
         return (
             [name for name in budgets if name not in self.budgets and ("budget", name) not in self._found],
-            [name for name in quotas if name not in self.quotas and ("quota", name) not in self._found],
+            # What a keyed one counts by is decided when the submission is stored: it must be known there.
+            [
+                name
+                for name in quotas
+                if ("quota", name) not in self._found and (name not in self.quotas or self.quotas[name].key is not None)
+            ],
         )
 
     def found(self, limits: Iterable[FoundLimit]) -> None:

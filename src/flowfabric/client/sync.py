@@ -43,7 +43,7 @@ from flowfabric.values.page import Page
 from flowfabric.values.quota import QuotaPolicy
 from flowfabric.values.schedule import Schedule
 from flowfabric.values.signal import Accepted, DuplicateSignal
-from flowfabric.values.spending import Mode, RunUsage
+from flowfabric.values.spending import FlowUsage, Mode, RunUsage
 from flowfabric.values.state import State
 from flowfabric.values.step import Step
 from flowfabric.values.stream import Summary
@@ -277,6 +277,10 @@ class SyncFlowRun:
     def refresh(self) -> SyncFlowRun:
         """Read the nodes again, including those added since."""
         return SyncFlowRun(self._portal, self._portal.call(self.run.refresh()))
+
+    def usage(self) -> FlowUsage:
+        """What its nodes and all that they submitted used and hold: in all, by budget, by node and by execution."""
+        return self._portal.call(self.run.usage())
 
     def budget(self) -> BudgetStatus | None:
         """Its own budget (`ff.Budget`) with what is used and held of it; None if it was submitted without."""

@@ -14,7 +14,7 @@ several modules. `Engine` combines them all.
     steps        steps
     streams      streams, tails
     limits       limits
-    budgets      budgets
+    budgets      budgets, spending
     waits        waits, waitpoints, suspensions, signals
     flows        flows, flow_reads, flow_cancel, cascades, siblings, children, edges
     quotas       quotas
@@ -62,6 +62,7 @@ from flowfabric.engine.schedules import Schedules
 from flowfabric.engine.service import Service
 from flowfabric.engine.siblings import Siblings
 from flowfabric.engine.signals import Signals
+from flowfabric.engine.spending import Spending
 from flowfabric.engine.steps import Steps
 from flowfabric.engine.streams import Streams
 from flowfabric.engine.subscriptions import Subscriptions
@@ -77,7 +78,7 @@ __all__ = ["Engine"]
 
 
 class Engine(
-    Executions, Grants, Claims, Leases, Control, Steps, Streams, Watches, Budgets,
+    Executions, Grants, Claims, Leases, Control, Steps, Streams, Watches, Budgets, Spending,
     Waits, Waitpoints, Suspensions, Signals, Keys,
     Children, Flows, FlowReads, FlowCancels, Cascades, Siblings,
     Vector, Bulk, Reads, FailureReads, Lanes, Workers, Schedules, Consumers, Subscriptions, Events, Timers, Audits,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import asyncpg
 
 from flowfabric._postgres import statements
-from flowfabric._postgres.database import translate
+from flowfabric._postgres.database import LOST, translate
 from flowfabric._postgres.rows.values import json_of
 from flowfabric.engine.checks import check_duration, check_int, to_json
 from flowfabric.engine.events import Choice, Events, check_cursor, choice_of
@@ -67,11 +67,7 @@ class Consumers(Events):
             repeatable=True,
         )
         if row["code"] == "different":
-            raise InvalidInput(
-                f"consumer {name} exists and takes other events: {describe(row['families'], json_of(row, 'filter'))}",
-                field="families" if row["families"] != chosen.families else "filter",
-                allowed="what it takes, another name, or redefine=True",
-            )
+            raise _differs(name, row["families"], json_of(row, "filter"), chosen)
         return EventCursor(row["log_position"], row["log_epoch"])
 
     async def consume(
@@ -82,21 +78,32 @@ class Consumers(Events):
         make: Callable[[Event], Any] | None = None,
         limit: int = 100,
         held_for: timedelta = timedelta(seconds=15),
+        takes: Choice | None = None,
     ) -> Consumed:
         """Hand up to `limit` events after a consumer's cursor to a function, and move the cursor, in one transaction.
 
         The function gets the connection, in that transaction, and the events. If it raises, nothing has happened.
-        Returns without calling it if another process works for this consumer.
+        Returns without calling it if another process works for this consumer. `InvalidInput` if the consumer was
+        redefined, and no longer takes what `takes` says.
         """
         size = check_int(limit, "limit", 1, 10_000)
         ms = check_duration(held_for, "held_for", most=timedelta(minutes=1))
-        failed: BaseException | None = None
-        async with self._database.connection() as connection:
-            try:
-                async with connection.transaction(isolation="read_committed"):
-                    return await self._consume(connection, _name(name), handle, make, size, ms)
-            except Exception as error:
-                failed = error
+        known = _name(name)
+        failed: Exception
+        try:
+            async with self._database.connection() as connection:
+                try:
+                    async with connection.transaction(isolation="read_committed"):
+                        return await self._consume(connection, known, handle, make, size, ms, takes)
+                except _Raised as raised:
+                    # Whatever a function raises without its connection, the reason is that it is lost.
+                    failed, is_lost = raised.error, connection.is_closed()
+                except Exception as error:
+                    failed, is_lost = error, isinstance(error, LOST)
+        except LOST as error:
+            failed, is_lost = error, True
+        if is_lost:
+            raise translate(failed, self._database.target) from failed
         raise failed
 
     async def _consume(
@@ -107,6 +114,7 @@ class Consumers(Events):
         make: Callable[[Event], Any] | None,
         limit: int,
         ms: int,
+        takes: Choice | None,
     ) -> Consumed:
         (taken,) = await self._ask(
             connection, statements.TAKE_CONSUMER, name, self._instance, ms, socket.gethostname(), os.getpid()
@@ -117,12 +125,21 @@ class Consumers(Events):
         left = timedelta(milliseconds=taken["left_ms"] or 0)
         if taken["code"] != "taken":
             return Consumed(taken["code"], 0, cursor, True, left)
-        chosen = _chosen(taken["families"], json_of(taken, "filter"))
+        stored = json_of(taken, "filter")
+        chosen = _chosen(taken["families"], stored)
+        if takes is not None and (taken["families"], stored) != (takes.families, _stored(takes)):
+            raise _differs(name, taken["families"], stored, takes)
         page = self._page(
             await self._ask(connection, statements.READ_EVENTS, *self._log_arguments((chosen,), cursor, limit)), cursor
         )
         if page.events:
-            await handle(connection, page.events if make is None else [make(event) for event in page.events])
+            made = page.events if make is None else [make(event) for event in page.events]
+            try:
+                await handle(connection, made)
+                if not connection.is_in_transaction():
+                    raise RuntimeError("the function ended the transaction that it was called in")
+            except Exception as error:
+                raise _Raised(error) from error
         if page.cursor != cursor:
             (moved,) = await self._ask(
                 connection,
@@ -196,6 +213,22 @@ class Consumers(Events):
 def describe(families: int, chosen: dict[str, Any]) -> str:
     """Which events a consumer takes, in one line."""
     return ", ".join([" and ".join(_families(families)), *(f"{key} {value!r}" for key, value in chosen.items())])
+
+
+class _Raised(Exception):
+    """The function of a consumer raised this."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(error)
+
+
+def _differs(name: str, families: int, stored: dict[str, Any], chosen: Choice) -> InvalidInput:
+    return InvalidInput(
+        f"consumer {name} exists and takes other events: {describe(families, stored)}",
+        field="families" if families != chosen.families else "filter",
+        allowed="what it takes, another name, or redefine=True",
+    )
 
 
 def _name(name: object) -> str:

@@ -80,9 +80,12 @@ class Events(Operations):
         page = await self._read_log((chosen,), start, size)
         return Page(page.events, page.cursor)
 
-    async def _read_log(self, choices: Sequence[Choice], after: EventCursor, limit: int) -> LogPage:
-        """Read events that one of the choices takes."""
-        found = await self._fetch(statements.READ_EVENTS, *self._log_arguments(choices, after, limit), repeatable=True)
+    async def _read_log(
+        self, choices: Sequence[Choice], after: EventCursor, limit: int, repeatable: bool = True
+    ) -> LogPage:
+        """Read events that one of the choices takes. `repeatable`: wait for a database that is away."""
+        arguments = self._log_arguments(choices, after, limit)
+        found = await self._fetch(statements.READ_EVENTS, *arguments, repeatable=repeatable)
         return self._page(found, after)
 
     @staticmethod
@@ -153,6 +156,8 @@ def check_cursor(after: EventCursor) -> tuple[int, int]:
 
 def choice_of(families: object, chosen: object, *, field: str = "families", heartbeats: bool = False) -> Choice:
     """Check which events a reader asks for. `families` None: all of them."""
+    if heartbeats not in (True, False):
+        raise InvalidInput(f"got {heartbeats!r}", field="heartbeats", allowed="True or False")
     if families is None:
         given: Sequence[Any] = FAMILIES
     elif isinstance(families, str) or not isinstance(families, Sequence) or not families:
@@ -171,10 +176,12 @@ def choice_of(families: object, chosen: object, *, field: str = "families", hear
         raise InvalidInput("empty", field="filter.instance_tag", allowed="a key that is not empty")
     if not isinstance(chosen, EventFilter):
         return Choice(bits, *restricted)
+    if chosen.kind == "":
+        raise InvalidInput("empty", field="filter.kind", allowed="a kind that is not empty")
     return Choice(
         bits,
         *restricted,
-        None if chosen.flow_id is None else parse_flow_id(chosen.flow_id),
+        None if chosen.flow_id is None else parse_flow_id(chosen.flow_id, "filter.flow_id"),
         None if chosen.execution_id is None else parse_execution_id(chosen.execution_id, "filter.execution_id"),
         None if chosen.kind is None else check_text(chosen.kind, "filter.kind"),
     )

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import Context
 from datetime import datetime
@@ -41,6 +41,7 @@ _ANNOUNCED_FOR = 60.0
 _FIRST_PAUSE = 0.2
 _LAST_PAUSE = 5.0
 _GIVE_UP = 30.0
+_ANSWER = 15.0  # seconds for a read; a connection that hangs is given up
 CHECKPOINT_SECONDS = 30.0
 CHECKPOINT_EVENTS = 10_000
 T_co = TypeVar("T_co", covariant=True)
@@ -49,7 +50,9 @@ T_co = TypeVar("T_co", covariant=True)
 class Log(Protocol):
     """The operations of the engine that following needs."""
 
-    async def _read_log(self, choices: Sequence[Choice], after: EventCursor, limit: int) -> LogPage: ...
+    async def _read_log(
+        self, choices: Sequence[Choice], after: EventCursor, limit: int, repeatable: bool = True
+    ) -> LogPage: ...
 
     async def sleep_for_events(self, seconds: float | None, before: datetime | None) -> datetime | None: ...
 
@@ -82,7 +85,7 @@ class Subscription(Generic[T_co]):
         self._yielded = after
         self._told = after.position, time.monotonic()  # the last item: where, and when
         self._news = asyncio.Event()
-        self._error: FlowFabricError | None = None
+        self._why: str | None = None  # it was disconnected
         self._is_closed = False
         self._is_woken = False
         self.is_attached = False
@@ -115,10 +118,9 @@ class Subscription(Generic[T_co]):
                 return self._make(event)
             if self._is_closed:
                 raise StopAsyncIteration
-            if self._error is not None:
-                error, self._error = self._error, None
+            if self._why is not None:
                 self._end()
-                raise error
+                raise StreamDisconnected(self._why, cursor=self.cursor)
             left = self._until_checkpoint()
             if left is not None and left <= 0:
                 self._told = self._read.position, time.monotonic()
@@ -140,10 +142,9 @@ class Subscription(Generic[T_co]):
         """
         self._is_woken = False
         while not self._buffer:
-            if self._error is not None:
-                error, self._error = self._error, None
+            if self._why is not None:
                 self._end()
-                raise error
+                raise StreamDisconnected(self._why, cursor=self.cursor)
             if self._is_closed or self._is_woken:
                 return []
             if self.is_attached:
@@ -162,38 +163,48 @@ class Subscription(Generic[T_co]):
         self._news.set()
 
     def _until_checkpoint(self) -> float | None:
-        """Seconds until the next checkpoint is due; None: none is."""
+        """Seconds until the next checkpoint, 0: one is due; None: none is, before more was read."""
         if not self._checkpoints:
             return None
         position, at = self._told
-        if self._read.position - position >= CHECKPOINT_EVENTS:
+        passed = self._read.position - position
+        left = at + CHECKPOINT_SECONDS - time.monotonic()
+        if passed >= CHECKPOINT_EVENTS or (passed > 0 and left <= 0):
             return 0
-        return max(at + CHECKPOINT_SECONDS - time.monotonic(), 0 if self._read.position > position else 1)
+        return left if left > 0 else None
 
     async def _fill(self) -> None:
         """Read a page for itself; at the end of the log, join the others."""
         if self._followers.is_closing:
-            self._disconnect("the engine shuts down")
+            self.disconnect("the engine shuts down")
             return
+        before = self._read
         try:
             page = await self._followers.read_alone(self)
         except TransportError as error:
-            self._disconnect(str(error))
+            self.disconnect(str(error))
             return
         except FlowFabricError:
             self._end()
             raise
-        if page is None:
-            return
+        if page is None or self._is_closed or self._read != before:
+            return  # closed meanwhile, or another task iterates too
         self._buffer.extend(page.events)
         self._read = page.cursor
         if page.at_end and not self._followers.attach(self) and not self._buffer:
             await asyncio.sleep(0.01)
 
+    async def rest(self, seconds: float) -> bool:
+        """Sleep before it reads again; False: it was closed or disconnected."""
+        self._news.clear()
+        if not self._is_closed and self._why is None:
+            await first_of(seconds, self._news)
+        return not self._is_closed and self._why is None
+
     async def first_page(self) -> None:
         """Read the first page now: a cursor that is refused, or a database that is away, is the caller's error."""
         try:
-            page = await self._followers.read_once(self)
+            page = await self._followers.read_once(self, True)
         except BaseException:
             self._end()
             raise
@@ -202,11 +213,11 @@ class Subscription(Generic[T_co]):
         if page.at_end:
             self._followers.attach(self)
 
-    def take(self, events: Sequence[tuple[Event, int]], cursor: EventCursor) -> bool:
-        """Get what the loop read up to `cursor`; False: the queue is full, and it must read the rest for itself."""
+    def take(self, events: Sequence[Event], cursor: EventCursor) -> bool:
+        """Get its part of what the loop read up to `cursor`; False: the queue is full, it reads the rest for itself."""
         after = self._read.position
-        for event, families in events:
-            if event.cursor.position > after and self.choice.takes(event, families):
+        for event in events:
+            if event.cursor.position > after:
                 if len(self._buffer) >= QUEUE:
                     self._news.set()
                     return False
@@ -214,7 +225,7 @@ class Subscription(Generic[T_co]):
                 self._read = event.cursor
         if cursor.position >= self._read.position:
             self._read = cursor
-        if self._buffer or self._checkpoints:
+        if self._buffer or self._until_checkpoint() == 0:
             self._news.set()
         return True
 
@@ -223,14 +234,10 @@ class Subscription(Generic[T_co]):
         self.is_attached = False
         self._news.set()
 
-    def _disconnect(self, why: str) -> None:
-        self._error = StreamDisconnected(why, cursor=self.cursor)
-        self._news.set()
-
     def disconnect(self, why: str) -> None:
         """End it with `StreamDisconnected`, after the events that it has already."""
-        if not self._is_closed and self._error is None:
-            self._error = StreamDisconnected(why, cursor=self._read)
+        if not self._is_closed and self._why is None:
+            self._why = why
             self._news.set()
 
     def _end(self) -> None:
@@ -294,8 +301,16 @@ class Followers:
         one.left()
         self._changed.set()
 
-    async def read_once(self, one: Subscription[Any]) -> LogPage:
-        return await self._engine._read_log((one.choice,), one.position, PAGE)
+    async def read_once(self, one: Subscription[Any], repeatable: bool) -> LogPage:
+        """Read a page for one subscription. `repeatable`: wait for a database that is away."""
+        return await self._page((one.choice,), one.position, PAGE, repeatable)
+
+    async def _page(self, choices: Sequence[Choice], after: EventCursor, limit: int, repeatable: bool) -> LogPage:
+        try:
+            async with asyncio.timeout(None if repeatable else _ANSWER):
+                return await self._engine._read_log(choices, after, limit, repeatable)
+        except TimeoutError:
+            raise TransportError("timeout", "no response in time") from None
 
     async def read_alone(self, one: Subscription[Any]) -> LogPage | None:
         """Read a page for one subscription, again and again while the database is away; None: it was closed."""
@@ -303,19 +318,19 @@ class Followers:
         pause = _FIRST_PAUSE
         while True:
             try:
-                return await self.read_once(one)
+                return await self.read_once(one, False)
             except TransportError:
                 if self.is_closing or time.monotonic() + pause - since > _GIVE_UP:
                     raise
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, _LAST_PAUSE)
-            if one not in self.open:
+            if not await one.rest(pause):
                 return None
+            pause = min(pause * 2, _LAST_PAUSE)
 
     async def _run(self) -> None:
         asleep: datetime | None = None  # until when it is announced
         try:
             with self._engine.event_wakeups() as notified:
+                may_sleep = notified is not None
                 moved_at = announced_at = time.monotonic()
                 failing_since: float | None = None
                 pause = _AWAKE
@@ -323,7 +338,7 @@ class Followers:
                     self._changed.clear()
                     if notified is not None:
                         notified.clear()
-                    before = self._cursor
+                    before, begun = self._cursor, time.monotonic()
                     try:
                         page = await self._read()
                         failing_since = None
@@ -337,27 +352,25 @@ class Followers:
                         if not page.at_end:
                             continue
                         is_quiet = now - moved_at >= _LINGER and not page.is_busy
-                        if (
-                            is_quiet
-                            and notified is not None
-                            and (asleep is None or now - announced_at > _ANNOUNCED_FOR / 2)
-                        ):
+                        if is_quiet and may_sleep and (asleep is None or now - announced_at > _ANNOUNCED_FOR / 2):
                             # Announce first, then read: what is written after the read brings a notification.
                             asleep = await self._engine.sleep_for_events(_ANNOUNCED_FOR, asleep)
                             announced_at = now
+                            if asleep is None:
+                                may_sleep = False  # it may not announce itself: it polls
                             continue
                     except TransportError as error:
                         now = time.monotonic()
                         if failing_since is None:
-                            failing_since, pause = now, _FIRST_PAUSE
+                            failing_since, pause = begun, _FIRST_PAUSE
                         if now + pause - failing_since > _GIVE_UP:
                             self._disconnect_all(str(error))
                             return
                         asleep = None
-                        await asyncio.sleep(pause)
+                        await first_of(pause, self._changed)
                         pause = min(pause * 2, _LAST_PAUSE)
                         continue
-                    if is_quiet and notified is not None:
+                    if is_quiet and may_sleep:
                         await first_of(_POLL, notified, self._changed)
                         continue
                     await first_of(pause, self._changed)
@@ -383,7 +396,7 @@ class Followers:
             return None
         self.reads += 1
         try:
-            page = await self._engine._read_log(_together(members), self._cursor, _SHARED_PAGE)
+            page = await self._page(_together(members), self._cursor, _SHARED_PAGE, False)
         except TransportError:
             raise
         except FlowFabricError as error:
@@ -393,14 +406,20 @@ class Followers:
             for one in list(self._attached):
                 self.detach(one)
             return None
-        self._cursor = page.cursor
-        events = [(event, bits_of(event)) for event in page.events]
+        before, self._cursor = self._cursor, page.cursor
+        is_other_log = page.cursor.epoch != before.epoch
+        batch = _Batch(page.events)
         for one in members:
-            if one in self._attached and not one.take(events, page.cursor):
+            if one not in self._attached:
+                continue
+            # One that has read further may have read what another server has lost: it checks its own cursor.
+            if (is_other_log and one.position.position > before.position) or not one.take(
+                batch.of(one.choice), page.cursor
+            ):
                 self.detach(one)
         # A subscription that came during the read was not asked for.
-        for one in list(self._attached):
-            if one not in members and one.position.position < page.cursor.position:
+        for one in self._attached.difference(members):
+            if one.position.position < page.cursor.position or one.position.epoch != page.cursor.epoch:
                 self.detach(one)
         return page
 
@@ -429,3 +448,47 @@ def _together(members: Sequence[Subscription[Any]]) -> list[Choice]:
     for one in choices:
         families |= one.families
     return [Choice(families)]
+
+
+class _Batch:
+    """The events of one read, and which of them each choice takes.
+
+    A thousand followers have a thousand choices, so an event is not compared with each of them: the followers of one
+    execution, for example, look only at the events of theirs.
+    """
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self._events = [(event, bits_of(event)) for event in events]
+        self._indexes: dict[Hashable, dict[Hashable, list[tuple[Event, int]]]] = {}
+        self._taken: dict[Choice, list[Event]] = {}
+
+    def of(self, choice: Choice) -> list[Event]:
+        """The events that a choice takes."""
+        found = self._taken.get(choice)
+        if found is None:
+            found = [event for event, families in self._among(choice) if choice.takes(event, families)]
+            self._taken[choice] = found
+        return found
+
+    def _among(self, choice: Choice) -> Sequence[tuple[Event, int]]:
+        """Events among which those of a choice are."""
+        if not self._events:
+            return ()
+        if choice.execution_id is not None:
+            return self._with("execution_id", choice.execution_id, lambda event: event.execution_id)
+        if choice.flow_id is not None:
+            return self._with("flow_id", choice.flow_id, lambda event: event.flow_id)
+        if choice.namespace is not None:
+            return self._with("namespace", choice.namespace, lambda event: event.namespace)
+        key = choice.tag_key
+        if key is not None:
+            return self._with(("tag", key), choice.tag_value, lambda event: event.tags.get(key))
+        return self._events
+
+    def _with(self, name: Hashable, value: Hashable, of: Callable[[Event], Hashable]) -> Sequence[tuple[Event, int]]:
+        index = self._indexes.get(name)
+        if index is None:
+            index = self._indexes[name] = {}
+            for one in self._events:
+                index.setdefault(of(one[0]), []).append(one)
+        return index.get(value, ())

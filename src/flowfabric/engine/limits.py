@@ -1,8 +1,8 @@
-"""Limits: which are stored by name, what they hold, and which declarations of an app were stored last."""
+"""Limits: which are stored by name, what they hold and denied, and which declarations of an app were stored last."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -11,18 +11,21 @@ import msgspec
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.checks import check_batch, check_int, check_limit
+from flowfabric.engine.checks import check_batch, check_int, check_limit, check_list, check_tag
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.binding import Bind, Binding
-from flowfabric.values.checks import check_text
-from flowfabric.values.held import Held, HeldCount
-from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_uuid
+from flowfabric.values.checks import check_lane, check_text, moment
+from flowfabric.values.held import Denial, Denials, Held, HeldCount
+from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id, parse_flow_id, parse_uuid
 from flowfabric.values.page import Page
 from flowfabric.values.spending import FoundLimit, check_limit_name
 
 
 class LimitLookups(Operations):
-    """find_limits, list_held, read_held, count_held, read_declared_limits, note_declared_limits, bind_limit."""
+    """find_limits, list_held, read_held, count_held, count_denials, read_denials, bind_limit, unbind_limit.
+
+    find_unreported_budgets, read_declared_limits, note_declared_limits, list_bindings.
+    """
 
     async def find_limits(self, budgets: Sequence[str], quotas: Sequence[str]) -> list[FoundLimit]:
         """Return the budgets and quotas with these names, up to 1,000 of each; unknown names are left out."""
@@ -32,19 +35,42 @@ class LimitLookups(Operations):
         return [FoundLimit(what=row["what"], name=row["name"], id=row["id"], key=row["key"]) for row in found]
 
     async def list_held(
-        self, limit_id: UUID, *, key: str | None = None, cursor: str | None = None, limit: int = 100
+        self,
+        limit_id: UUID,
+        *,
+        key: str | None = None,
+        namespace: str | None = None,
+        lane_ids: Collection[str] | None = None,
+        kinds: Collection[str] | None = None,
+        tag: tuple[str, str] | None = None,
+        flow_id: FlowId | None = None,
+        parent_id: ExecutionId | None = None,
+        created_from: datetime | None = None,
+        created_before: datetime | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
     ) -> Page[Held, str]:
         """Return the executions that a budget or quota policy holds, in the order in which it lets them go.
 
-        `key`: only of this value of a policy's key.
+        `key`: only of this value of a policy's key. The other filters are those of `find_executions`.
         """
         target = parse_uuid(limit_id, "limit_id")
         size = check_limit(limit, 1000)
         wanted = None if key is None else check_text(key, "key")
         place = (None, None, None, None) if cursor is None else _place(cursor)
+        filters = (
+            None if namespace is None else check_text(namespace, "namespace"),
+            None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")],
+            None if kinds is None else [check_text(kind, "kinds") for kind in check_list(kinds, "kinds")],
+            *check_tag(tag, "tag"),
+            None if flow_id is None else parse_flow_id(flow_id),
+            None if parent_id is None else parse_execution_id(parent_id, "parent_id"),
+            None if created_from is None else moment(created_from, "created_from"),
+            None if created_before is None else moment(created_before, "created_before"),
+        )
         if size == 0:
             return Page(())
-        found = await self._fetch(statements.LIST_HELD, target, wanted, *place, size + 1, repeatable=True)
+        found = await self._fetch(statements.LIST_HELD, target, wanted, *place, size + 1, *filters, repeatable=True)
         return first_page(
             [_held(row) for row in found],
             size,
@@ -65,6 +91,36 @@ class LimitLookups(Operations):
             )
             for row in found
         ]
+
+    async def count_denials(self, *, limit: int = 1000) -> list[Denial]:
+        """Add up to `limit` denials of claims to the totals, and return them. The duty `unblock` calls it."""
+        found = await self._fetch(statements.COUNT_DENIALS, check_int(limit, "limit", 1, 10_000))
+        return [
+            Denial(
+                denied_at=row["denied_at"],
+                lane_id=row["lane"],
+                reason=row["reason"],
+                dimension=row["dimension"],
+                count=row["count"],
+            )
+            for row in found
+        ]
+
+    async def read_denials(self) -> Denials:
+        """Return how many executions claims moved aside since the schema was created, by reason.
+
+        An execution counts each time a claim finds its limit closed. Refused reports and refused calls of
+        `check_admission` are not in it: their callers know.
+        """
+        found = {
+            (row["reason"], row["dimension"]): row["count"]
+            for row in await self._fetch(statements.READ_DENIALS, repeatable=True)
+        }
+        return Denials(
+            budgets={dimension: count for (reason, dimension), count in found.items() if reason == "budget"},
+            rate=found.get(("rate", ""), 0),
+            concurrency=found.get(("concurrency", ""), 0),
+        )
 
     async def find_unreported_budgets(self, *, limit: int = 100) -> list[str]:
         """Return the names of budgets that ended executions had and that no call ever reported usage to."""

@@ -66,6 +66,9 @@ _PRESENT = [
     "subscribe_signal_delivery",
     "subscribe_operator_events",
     "subscribe_worker_events",
+    "follow",
+    "consume",
+    "fork_execution",
 ]
 _LATER = [
     "subscribe_instance_tags",

@@ -93,7 +93,7 @@ class Steps(Operations):
                 return made
             case "step_not_found":
                 raise InvalidInput(
-                    f"{target} has not recorded {name}" + (f" ({n})" if n else ""),
+                    f"{target} has not recorded {name}" + (f" #{n + 1}" if n else ""),
                     field="before_step",
                     allowed=row["detail"] or "None: nothing is recorded",
                     execution_id=target,

@@ -132,10 +132,13 @@ class Subscriptions(Operations):
         return found
 
     async def sleep_for_events(self, seconds: float | None, before: datetime | None) -> datetime | None:
-        """Announce that this process waits for events; None: it is awake. For the loop behind subscriptions."""
+        """Announce that this process waits for events; None: it is awake. For the loop behind subscriptions.
+
+        Returns until when, or None if it may not announce itself.
+        """
         ms = None if seconds is None else round(seconds * 1000)
         try:
-            row = await self._row(statements.SLEEP_FOR_EVENTS, self._instance, ms, before, repeatable=True)
+            row = await self._row(statements.SLEEP_FOR_EVENTS, self._instance, ms, before)
         except NotAllowed:
             return None
         found: datetime | None = row["until"]

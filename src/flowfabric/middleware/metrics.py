@@ -36,6 +36,7 @@ from flowfabric.values.attempt import AttemptType, Claimed
 from flowfabric.values.budget import HardBreach
 from flowfabric.values.grant import Granted, ReclaimGranted
 from flowfabric.values.graph import FlowSubmitted
+from flowfabric.values.held import Denial
 from flowfabric.values.quota import ConcurrencyExceeded, RateExceeded
 from flowfabric.values.words import GroupRepair
 
@@ -110,9 +111,17 @@ METRICS: Final[Mapping[str, Metric]] = {
         " (`no_work`) or failed (`error`).",
     ),
     BUDGET_DENIALS: Metric(
-        "counter", ("dimension",), "Reports and reservations that did not fit under a hard limit, by its dimension."
+        "counter",
+        ("dimension",),
+        "Reports and reservations that did not fit under a hard limit, and executions that claims found under an"
+        " exhausted budget, by dimension. Claims are counted by the process that leads the duties.",
     ),
-    QUOTA_DENIALS: Metric("counter", ("limit",), "Refused calls of `check_admission`: by `rate` or `concurrency`."),
+    QUOTA_DENIALS: Metric(
+        "counter",
+        ("limit",),
+        "Refused calls of `check_admission`, and executions that claims found under a full quota: by `rate` or"
+        " `concurrency`. Claims are counted by the process that leads the duties.",
+    ),
     DUTY_SECONDS: Metric(
         "histogram", ("duty", "outcome"), "How long a round of a duty took; its count is the number of rounds."
     ),
@@ -420,6 +429,10 @@ class Metrics(Middleware):
             match one:
                 case HardBreach(overrun=0):
                     self._count(BUDGET_DENIALS, dimension=one.dimension)
+                case Denial(reason="budget"):
+                    self._add(BUDGET_DENIALS, one.count, dimension=one.dimension)
+                case Denial():
+                    self._add(QUOTA_DENIALS, one.count, limit=one.reason)
                 case RateExceeded():
                     self._count(QUOTA_DENIALS, limit="rate")
                 case ConcurrencyExceeded():

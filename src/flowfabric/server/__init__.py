@@ -5,3 +5,7 @@ table: the routes of the app, the checks of every request, the OpenAPI document 
 """
 
 from __future__ import annotations
+
+from flowfabric.server.app import create_app
+
+__all__ = ["create_app"]

@@ -43,6 +43,7 @@ class Front:
         telemetry: Telemetry | None = None,
         is_draining: Callable[[], bool] = lambda: False,
         logs_access: bool = True,
+        check: Callable[[list[tuple[bytes, bytes]]], Problem | None] | None = None,
     ) -> None:
         self._app = app
         self._limits = limits
@@ -50,6 +51,7 @@ class Front:
         self._telemetry = telemetry
         self._is_draining = is_draining
         self._logs_access = logs_access
+        self._check = check  # looks at the headers of every request that is not a probe
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -129,6 +131,8 @@ class _Request:
             return Problem(400, "bad_request", detail, headers={"Connection": "close"})
         if self._scope["path"] in _PROBES:
             return None
+        if self._front._check is not None and (refusal := self._front._check(self._scope["headers"])) is not None:
+            return refusal
         limits = self._front._limits
         if limits.is_full():
             return self._counted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.middleware.gzip import GZipMiddleware
@@ -9,6 +10,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from flowfabric.server.app import create_app
 from flowfabric.server.cors import Cors
 from flowfabric.server.front import Front
+from flowfabric.server.local import check_local
 from flowfabric.server.options import Options
 from flowfabric.server.proxies import TrustedProxies
 from flowfabric.server.service import Service
@@ -34,4 +36,5 @@ def around(app: Any, service: Service, options: Options, telemetry: Telemetry) -
         telemetry=telemetry,
         is_draining=service.draining.is_set,
         logs_access=options.access_log,
+        check=partial(check_local, origins=options.cors_origins) if options.auth == "none" else None,
     )

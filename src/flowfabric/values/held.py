@@ -1,4 +1,4 @@
-"""Executions that a limit holds back."""
+"""Executions that a limit holds back, and how often claims were denied."""
 
 from __future__ import annotations
 
@@ -41,3 +41,21 @@ class HeldCount(Struct, frozen=True, kw_only=True):
     what: Literal["budget", "quota"]
     name: str
     count: int
+
+
+class Denial(Struct, frozen=True, kw_only=True):
+    """Executions that one claim moved aside for one reason; `dimension` is that of the budget, empty for quotas."""
+
+    denied_at: datetime
+    lane_id: str
+    reason: Literal["budget", "rate", "concurrency"]
+    dimension: str
+    count: int
+
+
+class Denials(Struct, frozen=True, kw_only=True):
+    """How many executions claims moved aside: by dimension of the budget, by rates and by caps on concurrency."""
+
+    budgets: dict[str, int]
+    rate: int
+    concurrency: int

@@ -229,6 +229,12 @@ class RunUsage(Struct, frozen=True, kw_only=True):
     by_execution: dict[ExecutionId, dict[str, int]]
 
 
+class FlowUsage(RunUsage, frozen=True, kw_only=True):
+    """The same of a flow: its nodes and everything that they submitted. `by_node` is what each node used itself."""
+
+    by_node: dict[str, dict[str, int]]
+
+
 def usage_of(found: Sequence[ExecutionUsage]) -> RunUsage:
     """Add up what executions used of budgets."""
     by_budget: dict[str, dict[str, int]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flowfabric._postgres.rows.values import Row, json_of, readable
 from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.ids import ExecutionId
@@ -15,7 +17,7 @@ def event(row: Row, epoch: int) -> Event:
         execution_id=None if row["id"] is None else ExecutionId(row["id"]),
         flow_id=row["flow_id"],
         namespace=row["namespace"],
-        tags=json_of(row, "tags") or {},
+        tags=_object(row, "tags") or {},
         lease_type=row["lease_type"],
         outcome="failed" if row["outcome"] == "failure" else row["outcome"],
         operator_type=row["operator_type"],
@@ -29,9 +31,16 @@ def event(row: Row, epoch: int) -> Event:
         worker_instance_id=row["worker_instance_id"],
         reason=row["reason"],
         revoked_by=row["revoked_by"],
-        details=json_of(row, "details"),
+        details=_object(row, "details"),
         parent_id=None if row["parent_id"] is None else ExecutionId(row["parent_id"]),
         lane_id=row["lane"],
         execution_kind=row["kind"],
         actor=row["actor"],
     )
+
+
+def _object(row: Row, field: str) -> dict[str, Any] | None:
+    found = json_of(row, field)
+    if found is not None and not isinstance(found, dict):
+        raise ValueError(f"event {row['seq']}: {field} is not an object")
+    return found

@@ -28,14 +28,14 @@ begin
                  create_executions create_one create_waitpoint delay delay_as_operator deliver_signal
                  deliver_signal_as_operator drop_frames fail fail_as_operator find expire_suspension forget_usage heartbeat_worker issue_claim_grant issue_reclaim_grant
                  mark_worker_dead open_wait park progress reclaim reconcile_quotas record_steps redact_execution refuse_signals register_worker release
-                 release_admission release_as_operator renew replay revoke_lease settle_wait signal_by_key stop_changed suspend unblock unblock_limited unwatch
+                 release_admission release_as_operator renew replay revoke_lease settle_wait signal_by_key stop_changed suspend unblock unblock_limited count_denials unwatch
                  update_quota_policy verify_grant
                  wait_children wait_children_as_operator use_budgets report_usage_admin record_spend create_budget update_budget
                  bind_limit unbind_limit reset_budget release_budget reset_due_budgets collect_ended reconcile_budgets pause_for_budget
                  begin_answer create_api_key create_bulk finish_answer forget_answer note_api_key_use read_api_key revoke_api_key rotate_api_key
                  run_bulk stop_bulk'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
-                'find_ids find_limits find_unreported find_unserved read_held count_held list_children may_submit read_outcomes read_steps read_budgets find_budgets read_usage in_namespaces list_failures'),
+                'find_ids find_limits find_unreported find_unserved read_held count_held read_denials list_children may_submit read_outcomes read_steps read_budgets find_budgets read_usage in_namespaces list_failures'),
             ('ordered', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
                               'enable_sort = off', 'jit = off'],
                 'list_held'),

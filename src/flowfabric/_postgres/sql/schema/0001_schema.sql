@@ -76,6 +76,7 @@ create table flowfabric.route (
     version      integer,                -- null: executions without a version
     limited      boolean not null default false,   -- its executions have a limit set: claims check their limits
     not_for      text[],                 -- digests of the code that stopped its executions, sorted; null: for all code
+    is_free      boolean not null default false,   -- no binding is by its lane or kind alone (limits/free_routes.sql)
     digest       text not null           -- of capabilities, limited, version and not_for, for the unique index
 );
 create unique index route_is_unique on flowfabric.route (lane, kind, digest);
@@ -469,6 +470,22 @@ create table flowfabric.limit_due (
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index limit_due_order on flowfabric.limit_due (due_at);
 create index limit_due_by_limit on flowfabric.limit_due (limit_id, key, due_at);
+
+-- Executions that claims moved aside, by claim and reason: counted by the duty `unblock`, which adds them to the totals.
+create table flowfabric.denial (
+    denied_at timestamptz not null,
+    lane      text collate "C" not null,
+    reason    text not null constraint denial_reason_known check (reason in ('budget', 'rate', 'concurrency')),
+    dimension text collate "C" not null,   -- of the budget; empty for quotas
+    count     integer not null
+) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index denial_order on flowfabric.denial (denied_at);
+create table flowfabric.denial_total (
+    reason    text not null,
+    dimension text collate "C" not null,
+    count     bigint not null,
+    primary key (reason, dimension)
+);
 
 -- Budgets -------------------------------------------------------------------------------------------------------------
 
@@ -985,7 +1002,7 @@ select setval('flowfabric.event_number', 1);
 create table flowfabric.event (
     seq                bigint not null default nextval('flowfabric.event_number'),
     occurred_at        timestamptz not null,
-    lease_epoch        bigint,
+    lease_epoch        integer,                -- readers get a bigint, as everywhere else
     partition          integer not null,
     attempt_index      integer,
     worker             integer,                -- its number

@@ -3,7 +3,7 @@ create or replace function flowfabric.audit_lease_epochs(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$
     with v as materialized (
-        select x.partition, x.id, array_agg(x.lease_epoch + (x.lease_type <> 'acquired')::integer order by x.seq) as epochs
+        select x.partition, x.id, array_agg(x.lease_epoch::bigint + (x.lease_type <> 'acquired')::integer order by x.seq) as epochs
         from flowfabric.present_events(p_low, p_high) x
         where x.lease_type in ('acquired', 'reclaimed') or (x.lease_type = 'revoked' and x.reason = 'suspend')
         group by x.partition, x.id

@@ -9,4 +9,7 @@ language sql stable as $$
                                                   'flow ' || b.flow_kind, 'kind ' || b.kind, 'lane ' || b.lane), 200)
        or b.what = 'budget' and not exists (select from flowfabric.budget x where x.id = b.limit_id)
        or b.what = 'quota' and not exists (select from flowfabric.quota_policy x where x.id = b.limit_id)
+    union all   -- a route says that it has none
+    select 'limit_binding', null::integer, null::uuid, r.lane || ' ' || r.kind from flowfabric.route r
+    where r.is_free and flowfabric.is_bound(r.lane, r.kind)
 $$;

@@ -1,13 +1,16 @@
--- read_usage: what an execution used and holds of budgets; with p_children also what it submitted, and what that did: tasks
--- and members of flows, at most p_limit
+-- read_usage: what an execution, or the members of a flow, used and hold of budgets; with p_children also what they submitted,
+-- and what that did: tasks and members of flows, at most p_limit
 --
 -- Roles    read, submit, work, operate
 create or replace function flowfabric.read_usage(p_partition integer, p_id uuid, p_children boolean, p_limit integer)
 returns table (id uuid, parent_id uuid, budget_id uuid, name text, dimension text, used bigint, held bigint)
 language sql stable security definer as $$
     with recursive tree as (
-        select e.partition, e.id, null::uuid as parent_id from flowfabric.execution e
-        where e.partition = p_partition and e.id = p_id
+        (select e.partition, e.id, null::uuid as parent_id from flowfabric.execution e
+         where e.partition = p_partition and e.id = p_id
+         union all
+         (select e.partition, e.id, null::uuid from flowfabric.execution e
+          where e.flow_id = p_id order by e.created_at, e.id limit p_limit))
         union all
         select c.partition, c.id, t.id
         from tree t cross join lateral (

@@ -25,8 +25,14 @@ $$;
 -- A transaction that is to be prepared (two-phase commit) must not notify: it turns flowfabric.wake off.
 -- The clock is read in a subquery, once: compared with a volatile function, the index would be read from its beginning.
 create or replace function flowfabric.wake_route(p_route integer, p_items integer) returns void
-language sql volatile as $$
-    select pg_notify('flowfabric_' || c.instance, 'work')
+language plpgsql as $$
+begin
+    -- Under load no worker sleeps: this is cheaper than starting the query that chooses.
+    if not exists (select from flowfabric.route r join flowfabric.sleeper x on x.lane = r.lane
+                   and x.until > (select clock_timestamp()) where r.id = p_route) then
+        return;
+    end if;
+    perform pg_notify('flowfabric_' || c.instance, 'work')
     from (select s.instance, row_number() over (partition by s.is_open order by s.slots desc, random()) as place
           from (select x.instance, x.slots, x.namespace is null as is_open
                 from flowfabric.route r
@@ -37,7 +43,8 @@ language sql volatile as $$
                           or flowfabric.serves(v.id, r.kind, r.version, r.not_for))
                 where r.id = p_route and current_setting('flowfabric.wake', true) is distinct from 'off'
                 order by x.until desc limit 64) s) c
-    where c.place <= p_items
+    where c.place <= p_items;
+end;
 $$;
 
 -- wake_for: the same for executions that are ready, and that a claim may have skipped because they were locked.

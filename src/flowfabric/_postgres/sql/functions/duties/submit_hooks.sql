@@ -25,16 +25,19 @@ begin
         begin
             v_id := gen_random_uuid();
             v_policy := (h.spec ->> 'policy')::jsonb;
-            v_budgets := concat_ws(',', (select string_agg(b.id, ',') from jsonb_array_elements_text(v_policy -> 'budget_ids') as b (id)),
-                                   case when jsonb_typeof(v_policy -> 'budget') = 'object' then flowfabric.zero_uuid() end);
-            v_quotas := concat_ws(',', (select string_agg(q.id, ',')
-                                        from jsonb_array_elements_text(v_policy -> 'quota_policy_ids') as q (id)));
+            v_budgets := ''; v_quotas := '';
+            if v_policy is not null then
+                v_budgets := concat_ws(',', (select string_agg(b.id, ',') from jsonb_array_elements_text(v_policy -> 'budget_ids') as b (id)),
+                                       case when jsonb_typeof(v_policy -> 'budget') = 'object' then flowfabric.zero_uuid() end);
+                v_quotas := concat_ws(',', (select string_agg(q.id, ',')
+                                            from jsonb_array_elements_text(v_policy -> 'quota_policy_ids') as q (id)));
+            end if;
             select c.code into v_code from flowfabric.create_executions(
                 array[coalesce(h.spec ->> 'lane', 'default')], array[h.spec ->> 'kind'],
                 array[coalesce(h.spec ->> 'capabilities', '')], null, array[flowfabric.partition_of(v_id, v_partitions)],
                 array[v_id], false, array[coalesce(h.spec ->> 'namespace', '')], array['hook of ' || (h.facts ->> 'execution_id')],
                 array[convert_to(h.facts::text, 'UTF8')], array['facts'], array[coalesce((h.spec ->> 'priority')::integer, 0)],
-                null, null, null, array[h.spec ->> 'tags'], array[((h.spec ->> 'policy')::jsonb - 'hooks')::text],
+                null, null, null, array[h.spec ->> 'tags'], array[(v_policy - 'hooks')::text],
                 case when v_budgets <> '' then array[v_budgets] end, case when v_quotas <> '' then array[v_quotas] end,
                 null, array[(h.spec ->> 'delay_ms')::bigint], null, array[(h.spec ->> 'deadline_ms')::bigint]) c;
             if v_code <> 'created' then

@@ -11,7 +11,7 @@ returns table (name text, created_at timestamptz, instance uuid, host text, pid 
 language sql volatile security definer as $$
     select c.name, c.created_at, case when c.until > (select clock_timestamp()) then c.instance end, c.host, c.pid,
            c.families, c.filter, c.position, c.epoch, c.handled, c.moved_at, c.failures, c.failure,
-           case when n.events <= 10000 then n.events else l.last - c.position end, n.occurred_at, c.position < d.event_floor and c.position <> 0, d.event_retention
+           case when n.events <= 10000 then n.events else l.last - c.position end, n.occurred_at, c.position < d.event_floor, d.event_retention
     from flowfabric.consumer c
     cross join flowfabric.deployment d
     cross join (select flowfabric.last_position() as last) l

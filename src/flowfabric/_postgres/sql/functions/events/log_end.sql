@@ -20,7 +20,8 @@ begin
     end if;
     if pg_is_in_recovery() then
         -- Writers announce themselves on the primary only, and its sequences run ahead of it here.
-        raise exception 'the event log cannot be read on a standby' using errcode = 'FF002';
+        -- A lost connection to the caller: the next one may reach the server that took over.
+        raise exception 'the event log cannot be read on a standby' using errcode = 'read_only_sql_transaction';
     end if;
     select n.last_value into v_upto from flowfabric.event_number n;
     select min(a.number) into v_announced

@@ -43,7 +43,7 @@ begin
                              then array(select x.id from flowfabric.route x where x.kind = p_kinds[1]) end;
             return query
             select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-                   e.operator_type, e.signal_effect, e.worker_type, case when v_sees then e.lease_id end, e.lease_epoch,
+                   e.operator_type, e.signal_effect, e.worker_type, case when v_sees then e.lease_id end, e.lease_epoch::bigint,
                    e.attempt_id, e.attempt_index, coalesce(w.worker_id, case when e.worker_type is not null then e.details ->> 'worker_id' end),
                    coalesce(w.worker_instance_id, case when e.worker_type is not null then e.details ->> 'worker_instance_id' end),
                    e.reason, e.revoked_by, e.details, e.parent_id, r.lane, r.kind, e.actor, null::bigint, null::boolean, null::boolean
@@ -62,7 +62,7 @@ begin
         else
             return query
             select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-                   e.operator_type, e.signal_effect, e.worker_type, case when v_sees then e.lease_id end, e.lease_epoch,
+                   e.operator_type, e.signal_effect, e.worker_type, case when v_sees then e.lease_id end, e.lease_epoch::bigint,
                    e.attempt_id, e.attempt_index, coalesce(w.worker_id, case when e.worker_type is not null then e.details ->> 'worker_id' end),
                    coalesce(w.worker_instance_id, case when e.worker_type is not null then e.details ->> 'worker_instance_id' end),
                    e.reason, e.revoked_by, e.details, e.parent_id, r.lane, r.kind, e.actor, null::bigint, null::boolean, null::boolean

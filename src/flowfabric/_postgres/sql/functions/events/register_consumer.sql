@@ -12,18 +12,14 @@ language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     c flowfabric.consumer;
-    v_position bigint := p_position;
-    v_epoch bigint := p_epoch;
+    v_position bigint;
+    v_epoch bigint;
 begin
     perform flowfabric.require_read_committed();
     if octet_length(p_name) not between 1 and 256 or octet_length(p_filter::text) > 4096 then
         raise exception 'the name or the filter is out of bounds' using errcode = 'invalid_parameter_value';
     end if;
-    if p_position is not null then
-        perform flowfabric.check_cursor(p_position, p_epoch);
-    else
-        select e.seq, e.log_epoch into v_position, v_epoch from flowfabric.count_events(null, null) e;
-    end if;
+    select p.at, p.epoch into v_position, v_epoch from flowfabric.consumer_position(p_position, p_epoch) p;
     insert into flowfabric.consumer (name, created_at, families, filter, position, epoch)
     values (p_name, flowfabric.now(), p_families, p_filter, v_position, v_epoch)
     on conflict (name) do nothing;
@@ -38,5 +34,24 @@ begin
     end if;
     families := c.families; filter := c.filter; log_position := c.position; log_epoch := c.epoch;
     return next;
+end;
+$$;
+
+-- consumer_position: where a consumer begins: after a cursor, or at the end of the log (null).
+--
+-- A cursor after which events are missing is refused (check_cursor). The beginning is the oldest event kept now, not the
+-- oldest at the first read: a consumer that exists is told if events are removed before it reads them (take_consumer).
+create or replace function flowfabric.consumer_position(p_position bigint, p_epoch bigint, out at bigint, out epoch bigint)
+language plpgsql volatile as $$
+begin
+    if p_position is null then
+        select e.seq, e.log_epoch into at, epoch from flowfabric.count_events(null, null) e;
+    elsif p_position = 0 then
+        select d.event_floor, l.epoch into at, epoch
+        from flowfabric.deployment d, flowfabric.log_epoch l where l.last_position is null;
+    else
+        perform flowfabric.check_cursor(p_position, p_epoch);
+        at := p_position; epoch := p_epoch;
+    end if;
 end;
 $$;

@@ -1,6 +1,6 @@
 -- set_consumer: an operator moves a consumer to another position of the log
 --
--- A position after which events are missing is refused (check_cursor).
+-- A position after which events are missing is refused (consumer_position).
 -- Takes    p_position: null: the end of the log.
 -- Locks    the consumer, and waits for it: a running function ends first.
 -- Returns  whether it exists.
@@ -8,15 +8,11 @@
 create or replace function flowfabric.set_consumer(p_name text, p_position bigint, p_epoch bigint) returns boolean
 language plpgsql security definer as $$
 declare
-    v_position bigint := p_position;
-    v_epoch bigint := p_epoch;
+    v_position bigint;
+    v_epoch bigint;
 begin
     perform flowfabric.require_read_committed();
-    if p_position is not null then
-        perform flowfabric.check_cursor(p_position, p_epoch);
-    else
-        select e.seq, e.log_epoch into v_position, v_epoch from flowfabric.count_events(null, null) e;
-    end if;
+    select p.at, p.epoch into v_position, v_epoch from flowfabric.consumer_position(p_position, p_epoch) p;
     update flowfabric.consumer x
     set position = v_position, epoch = v_epoch, moved_at = flowfabric.now(), failures = 0, failure = null
     where x.name = p_name;

@@ -4,6 +4,7 @@
 -- so that they do not try at every event.
 -- Takes    p_ms: for how long the others should not try.
 -- Locks    the consumer; skips it if it is locked.
+-- A consumer whose events were removed is refused, as by check_cursor.
 -- Returns  taken, with the position; held (another process works, for so long), busy (its transaction is open) or missing.
 -- Roles    work, operate
 create or replace function flowfabric.take_consumer(
@@ -14,6 +15,7 @@ language plpgsql security definer as $$
 declare
     c flowfabric.consumer;
     v_now timestamptz;
+    v_floor bigint;
 begin
     perform flowfabric.require_read_committed();
     select x.* into c from flowfabric.consumer x where x.name = p_name for update skip locked;
@@ -28,6 +30,13 @@ begin
         update flowfabric.consumer x
         set instance = p_instance, until = v_now + flowfabric.ms(least(p_ms, 60000)), host = left(p_host, 200), pid = p_pid
         where x.name = p_name;
+    end if;
+    if code = 'taken' and c.position = 0 then
+        -- It stands before the first event; any other cursor is checked by the read.
+        select d.event_floor into v_floor from flowfabric.deployment d where d.event_floor > 0;
+        if found then
+            raise exception 'events up to % were removed', v_floor using errcode = 'FF006', detail = v_floor || ' ' || c.epoch;
+        end if;
     end if;
     log_position := c.position; log_epoch := c.epoch; families := c.families; filter := c.filter;
     return next;

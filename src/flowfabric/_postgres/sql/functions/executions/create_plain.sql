@@ -16,9 +16,7 @@ begin
     select flowfabric.now(), r.id into v_now, v_route
     from flowfabric.route r, flowfabric.lane l
     where r.lane = p_lane and r.kind = p_kind and r.digest = md5(p_capabilities)
-      and l.name = p_lane and l.state in ('active', 'paused')
-      and not exists (select from flowfabric.limit_binding b   -- by which bind_items would find some
-                      where b.anchor in (left('kind ' || p_kind, 200), left('lane ' || p_lane, 200)));
+      and r.is_free and l.name = p_lane and l.state in ('active', 'paused');
     if not found then
         return false;
     end if;

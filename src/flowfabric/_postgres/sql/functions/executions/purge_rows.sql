@@ -1,6 +1,8 @@
 -- purge_rows: delete ended executions and everything they own. Events and idempotency records have their own retention.
 create or replace function flowfabric.purge_rows(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
+declare
+    v_has_waitpoints boolean; v_has_tags boolean;
 begin
     delete from flowfabric.injected_input i using unnest(p_partition, p_id) as u (partition, id)
     where i.partition = u.partition and i.id = u.id;
@@ -12,8 +14,11 @@ begin
     if exists (select from flowfabric.budget) then
         perform flowfabric.forget_usage(p_partition, p_id);
     end if;
-    if exists (select from unnest(p_partition, p_id) as u (partition, id)
-               join flowfabric.execution e on e.partition = u.partition and e.id = u.id where e.has_waitpoints) then
+    select coalesce(bool_or(e.has_waitpoints), false), coalesce(bool_or(e.tags is not null), false)
+    into v_has_waitpoints, v_has_tags
+    from unnest(p_partition, p_id) as u (partition, id)
+    join flowfabric.execution e on e.partition = u.partition and e.id = u.id;
+    if v_has_waitpoints then
         delete from flowfabric.signal s using unnest(p_partition, p_id) as u (partition, id)
         where s.partition = u.partition and s.id = u.id;
         delete from flowfabric.suspension s using unnest(p_partition, p_id) as u (partition, id)
@@ -21,7 +26,9 @@ begin
         delete from flowfabric.waitpoint w using unnest(p_partition, p_id) as u (partition, id)
         where w.partition = u.partition and w.id = u.id;
     end if;
-    perform flowfabric.drop_tags(p_partition, p_id);
+    if v_has_tags then
+        perform flowfabric.drop_tags(p_partition, p_id);
+    end if;
     delete from flowfabric.unsuccessful w where w.ctid = any (array(
         select f.tid from unnest(p_partition, p_id) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id

@@ -1,6 +1,7 @@
 -- resolve_routes: the numbers of (lane, kind, capabilities, limited), creating new ones.
 --
 -- Called by create_executions. Registers an unknown lane in the same transaction.
+-- Locks    with a new route: the row `deployment`, for key share, unless it is locked (limits/free_routes.sql).
 -- Takes    p_limited: null: none is for executions with limits.
 -- Returns  one number per route given, in order; null for a route on a closed lane, or on no lane.
 create or replace function flowfabric.resolve_routes(
@@ -9,6 +10,7 @@ language plpgsql as $$
 declare
     v_routes integer[];
     v_new boolean;
+    v_frees boolean;   -- no binding is being stored, and this transaction sees those that are
 begin
     for v_try in 1 .. 2 loop
         select array_agg(case when l.state in ('active', 'paused') then r.id end order by u.ord),
@@ -21,14 +23,16 @@ begin
                   and r.digest = flowfabric.route_digest(u.capabilities, u.limited);
         exit when not v_new or v_try = 2;
 
+        perform from flowfabric.deployment d for key share skip locked;
+        v_frees := found and current_setting('transaction_isolation') = 'read committed';
         insert into flowfabric.lane (name, registered_at, registered_by)
         select distinct u.lane, p_now, 'create_execution' from unnest(p_lanes) u (lane)
         where u.lane is not null and not exists (select from flowfabric.lane l where l.name = u.lane)
         order by u.lane
         on conflict do nothing;
-        insert into flowfabric.route (lane, kind, capabilities, limited, digest)
+        insert into flowfabric.route (lane, kind, capabilities, limited, digest, is_free)
         select distinct u.lane, u.kind, case when u.capabilities = '' then '{}' else string_to_array(u.capabilities, ',') end,
-               coalesce(u.limited, false), d.digest
+               coalesce(u.limited, false), d.digest, v_frees and u.limited is not true and not flowfabric.is_bound(u.lane, u.kind)
         from unnest(p_lanes, p_kinds, p_capabilities, p_limited) u (lane, kind, capabilities, limited)
         cross join lateral (select flowfabric.route_digest(u.capabilities, u.limited) as digest) d
         join flowfabric.lane l on l.name = u.lane and l.state in ('active', 'paused')
@@ -45,4 +49,12 @@ $$;
 create or replace function flowfabric.route_digest(p_capabilities text, p_limited boolean) returns text
 language sql immutable as $$
     select case when p_limited then md5(p_capabilities) || ' limited' else md5(p_capabilities) end
+$$;
+
+-- is_bound: whether a binding is by this lane or kind alone, so that submissions with nothing else get a limit.
+create or replace function flowfabric.is_bound(p_lane text, p_kind text) returns boolean
+language sql stable as $$
+    select exists (select from flowfabric.limit_binding b
+                   where num_nonnulls(b.namespace, b.tag, b.flow_kind) = 0
+                     and (b.lane is null or b.lane = p_lane) and (b.kind is null or b.kind = p_kind))
 $$;

@@ -3,6 +3,8 @@
 -- What exists keeps the limits it has: submissions look bindings up once (bind_items). The same binding again changes nothing.
 -- Takes    the budget or quota policy, and what a submission must have to get it: all that is not null.
 --          p_declared: the code of an app says so, and may take it back.
+-- Locks    for a lane or kind alone: the row `deployment`. It waits for open transactions that created a route; nobody waits
+--          for it.
 -- Returns  bound, exists, not_found, or owned: the budget belongs to one execution or flow.
 -- Roles    work, operate
 create or replace function flowfabric.bind_limit(
@@ -28,6 +30,11 @@ begin
         return 'not_found';
     elsif v_owner is not null then
         return 'owned';
+    end if;
+    if num_nonnulls(p_namespace, p_tag, p_flow_kind) = 0 then
+        perform from flowfabric.deployment d for update;   -- no route is created meanwhile that does not see it
+        update flowfabric.route r set is_free = false
+        where r.is_free and (p_lane is null or r.lane = p_lane) and (p_kind is null or r.kind = p_kind);
     end if;
     insert into flowfabric.limit_binding
         (id, anchor, what, limit_id, lane, kind, namespace, tag, value, flow_kind, is_declared, created_at)

@@ -67,3 +67,27 @@ language sql immutable as $$ select p_policy || ' ' || p_key $$;
 -- head_lock: the advisory lock of those who create the row of a policy and key.
 create or replace function flowfabric.head_lock(p_policy uuid, p_key text) returns bigint
 language sql immutable as $$ select hashtextextended(flowfabric.head_name(p_policy, p_key), 1179795788) $$;
+
+-- share_heads: lock policies with their keys together with other claims, while each has at least p_far free slots.
+--
+-- Called by claims of one execution, which take one slot each. A head that came nearer to its cap while this call waited is
+-- given back (the block is rolled back): who shares it must not wait for others that share it.
+-- Returns  their rooms under the locks; null: nothing is locked.
+create or replace function flowfabric.share_heads(p_policies uuid[], p_keys text[], p_far bigint)
+returns flowfabric.quota_room[]
+language plpgsql as $$
+declare
+    v_rooms flowfabric.quota_room[];
+begin
+    if false = any (flowfabric.lock_heads(p_policies, p_keys, 'share')) then
+        raise sqlstate 'FF001';
+    end if;
+    v_rooms := array(select r from flowfabric.quota_rooms(p_policies, p_keys, p_far, false, flowfabric.now()) as r);
+    if exists (select from unnest(v_rooms) as r where r.slots_left < p_far) then
+        raise sqlstate 'FF001';
+    end if;
+    return v_rooms;
+exception when sqlstate 'FF001' then
+    return null;
+end;
+$$;

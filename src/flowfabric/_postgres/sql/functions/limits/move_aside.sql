@@ -2,17 +2,19 @@
 --
 -- Called by take_admitted, which holds the heads of the policies and a lock on the budgets: no limit opens meanwhile. A row
 -- names the one limit that denied it, budgets first; whatever opens that limit finds it there (promote_limited).
--- Takes    p_budgets, p_budget_details: exhausted budgets, sorted, and why. p_names, p_rooms: the policies.
+-- Each call leaves one row per reason for the counts of denials (count_denials).
+-- Takes    p_budgets, p_budget_details, p_dimensions: exhausted budgets, sorted, why, and in which dimension.
+--          p_names, p_rooms: the policies.
 -- Locks    executions, skipping locked ones.
 -- Returns  how many were moved.
 create or replace function flowfabric.move_aside(
     p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_rank integer,
     p_at timestamptz, p_id uuid,
-    p_budgets uuid[], p_budget_details text[], p_names text[], p_rooms flowfabric.quota_room[], p_now timestamptz)
+    p_budgets uuid[], p_budget_details text[], p_dimensions text[], p_names text[], p_rooms flowfabric.quota_room[], p_now timestamptz)
 returns integer
 language plpgsql as $$
 declare
-    v_tids tid[]; v_partitions integer[]; v_ids uuid[]; v_limit_ids uuid[]; v_keys text[]; v_details text[];
+    v_tids tid[]; v_partitions integer[]; v_ids uuid[]; v_limit_ids uuid[]; v_keys text[]; v_details text[]; v_reasons text[];
     v_retries timestamptz[];
     v_retry timestamptz[];   -- per policy: when its rate has room again
     v_gone uuid[];
@@ -21,8 +23,8 @@ begin
     select array_agg(r.retry_at + random() * r.jitter_ms * interval '1 millisecond' order by o) into v_retry
     from unnest(p_rooms) with ordinality as r (policy_id, key, rate, cap, span, jitter_ms, rate_left, slots_left, retry_at, floor, low, o);
     select array_agg(a.tid), array_agg(a.partition), array_agg(a.id), array_agg(d.limit_id), array_agg(d.key),
-           array_agg(d.detail), array_agg(d.retry_at)
-    into v_tids, v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries
+           array_agg(d.detail), array_agg(d.retry_at), array_agg(d.reason)
+    into v_tids, v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries, v_reasons
     from (select c.*
           from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, p_rank, p_at, p_id, 1000, false,
                                      p_now) c
@@ -31,14 +33,14 @@ begin
     cross join lateral (
         select f.* from (
             select 0 as kind, b.id as limit_id, '' as key, p_budget_details[array_position(p_budgets, b.id)] as detail,
-                   null::timestamptz as retry_at
+                   null::timestamptz as retry_at, 'budget' as reason
             from unnest(l.budget_ids) as b (id) where l.budget_ids && p_budgets and b.id = any (p_budgets)
             union all
             select 1, h.id, h.key,
                    case when is_late.rate then 'quota ' || h.id || ': rate limit ' || p_rooms[h.no].rate || ' per '
                              || extract(epoch from p_rooms[h.no].span)::bigint || 's window'
                         else 'quota ' || h.id || ': concurrency cap ' || p_rooms[h.no].cap end,
-                   case when is_late.rate then v_retry[h.no] end
+                   case when is_late.rate then v_retry[h.no] end, case when is_late.rate then 'rate' else 'concurrency' end
             from (select k.id, k.key, array_position(p_names, flowfabric.head_name(k.id, k.key)) as no
                   from unnest(l.quota_ids, l.quota_keys) as k (id, key)) h
             cross join lateral (
@@ -59,11 +61,11 @@ begin
     end if;
 
     select array_agg(l.tid), array_agg(l.partition), array_agg(l.id), array_agg(l.limit_id), array_agg(l.key), array_agg(l.detail),
-           array_agg(l.retry_at)
-    into v_tids, v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries
+           array_agg(l.retry_at), array_agg(l.reason)
+    into v_tids, v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries, v_reasons
     from (select u.*
-          from unnest(v_tids, v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries)
-               as u (tid, partition, id, limit_id, key, detail, retry_at)
+          from unnest(v_tids, v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries, v_reasons)
+               as u (tid, partition, id, limit_id, key, detail, retry_at, reason)
           join flowfabric.execution e on e.partition = u.partition and e.id = u.id
           where e.state in ('waiting', 'resumable') and e.blocking_reason = 'waiting_for_worker'
           for no key update of e skip locked) l;
@@ -83,10 +85,16 @@ begin
         set state = 'rate_limited',
             blocking_reason = case when u.key = '' then 'waiting_for_budget' else 'waiting_for_quota' end,
             blocking_detail = u.detail, transitioned_at = p_now, mutated_at = null
-        from unnest(v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries)
-             as u (partition, id, limit_id, key, detail, retry_at)
+        from unnest(v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries, v_reasons)
+             as u (partition, id, limit_id, key, detail, retry_at, reason)
         where e.partition = u.partition and e.id = u.id and (cardinality(v_gone) = cardinality(v_ids) or u.id = any (v_gone))
-        returning e.partition, e.id, e.created_at, e.priority, e.blocking_reason, e.flow_id, u.limit_id, u.key, u.retry_at
+        returning e.partition, e.id, e.created_at, e.priority, e.blocking_reason, e.flow_id, u.limit_id, u.key, u.retry_at,
+                  u.reason
+    ), counted as (
+        insert into flowfabric.denial (denied_at, lane, reason, dimension, count)
+        select p_now, (select r.lane from flowfabric.route r where r.id = p_routes[1]), d.reason, d.dimension, count(*)
+        from (select m.reason, coalesce(p_dimensions[array_position(p_budgets, m.limit_id)], '') as dimension from moved m) d
+        group by d.reason, d.dimension
     ), touched as (
         insert into flowfabric.flow_touched select distinct m.partition, m.flow_id from moved m where m.flow_id is not null
     ), listed as (

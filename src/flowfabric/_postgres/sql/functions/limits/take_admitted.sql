@@ -31,20 +31,21 @@ declare
     v_slotted text[]; v_entered text[];
     -- Budgets: those that were read, and those that are exhausted.
     v_read uuid[] := '{}'; v_new uuid[]; v_shut uuid[] := '{}'; v_shut_details text[] := '{}';
+    v_shut_dimensions text[] := '{}';
     -- Policies with their keys, by name.
     v_new_policies uuid[]; v_new_keys text[]; v_got boolean[];
     v_names text[] := '{}'; v_busy text[] := '{}';
-    v_rooms flowfabric.quota_room[] := '{}';
+    v_rooms flowfabric.quota_room[] := '{}'; v_found flowfabric.quota_room[];
     v_room flowfabric.quota_room;
     v_denied boolean; v_passes boolean; v_skips boolean;
     v_no integer; v_name text;
     v_places integer[];
     v_waits boolean := current_setting('flowfabric.holds_limits', true) is distinct from 'on';
     v_first boolean := v_waits;   -- this transaction holds no budget yet
-    v_held uuid[]; v_held_details text[];
+    v_held uuid[]; v_held_details text[]; v_held_dimensions text[];
     v_opened boolean;
     v_moved integer := 0;
-    v_shares boolean := false;
+    v_shares boolean; v_shared boolean := false;
     v_size integer;
     v_far bigint := current_setting('max_connections')::bigint;
     v record;
@@ -84,11 +85,12 @@ begin
         end if;
         if v_new is not null then
             v_read := v_read || v_new;
-            select v_shut || array_agg(x.budget_id order by x.budget_id),
-                   v_shut_details || array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard) order by x.budget_id)
-            into v_shut, v_shut_details
-            from flowfabric.exhausted_budgets(v_new) x having count(*) > 0;
-            v_shut := coalesce(v_shut, '{}'); v_shut_details := coalesce(v_shut_details, '{}');
+            select v_shut || coalesce(array_agg(x.budget_id order by x.budget_id), '{}'),
+                   v_shut_details || coalesce(array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard)
+                                                        order by x.budget_id), '{}'),
+                   v_shut_dimensions || coalesce(array_agg(x.dimension order by x.budget_id), '{}')
+            into v_shut, v_shut_details, v_shut_dimensions
+            from flowfabric.exhausted_budgets(v_new) x;
         end if;
         if v_new_policies is not null then
             -- One execution of policies that are far from their cap: claims do not wait for each other. Each transaction that
@@ -97,21 +99,20 @@ begin
                 select from unnest(v_new_policies) as u (id) join flowfabric.quota_policy p on p.id = u.id
                 where p.max_requests <> 0 or p.max_concurrent < v_far) and not exists (
                 select from flowfabric.quota_rooms(v_new_policies, v_new_keys, v_far, false, v_now) r where r.slots_left < v_far);
-            v_got := flowfabric.lock_heads(
-                v_new_policies, v_new_keys, case when v_shares then 'share' when v_waits then 'wait' else 'skip' end);
-            select v_busy || coalesce(array_agg(flowfabric.head_name(u.policy, u.key)) filter (where not u.got), '{}'),
-                   array_agg(u.policy) filter (where u.got), array_agg(u.key) filter (where u.got)
-            into v_busy, v_new_policies, v_new_keys
-            from unnest(v_new_policies, v_new_keys, v_got) as u (policy, key, got);
-            v_names := v_names || v_busy;
-            v_rooms := array_cat(v_rooms, array_fill(null::flowfabric.quota_room, array[cardinality(v_names) - cardinality(v_rooms)]));
+            v_found := case when v_shares then flowfabric.share_heads(v_new_policies, v_new_keys, v_far) end;
+            v_shared := v_shared or v_found is not null;
+            if v_found is null then
+                v_got := flowfabric.lock_heads(v_new_policies, v_new_keys, case when v_waits then 'wait' else 'skip' end);
+                select v_busy || coalesce(array_agg(flowfabric.head_name(u.policy, u.key)) filter (where not u.got), '{}'),
+                       array_agg(u.policy) filter (where u.got), array_agg(u.key) filter (where u.got)
+                into v_busy, v_new_policies, v_new_keys
+                from unnest(v_new_policies, v_new_keys, v_got) as u (policy, key, got);
+                v_names := v_names || v_busy;
+                v_rooms := array_cat(v_rooms, array_fill(null::flowfabric.quota_room, array[cardinality(v_names) - cardinality(v_rooms)]));
+                v_found := array(select r from flowfabric.quota_rooms(v_new_policies, v_new_keys, p_limit, true, flowfabric.now()) as r);
+            end if;
             v_now := flowfabric.now();
-            for v_room in select * from flowfabric.quota_rooms(
-                v_new_policies, v_new_keys, case when v_shares then v_far else p_limit end, not v_shares, v_now)
-            loop
-                if v_shares and v_room.slots_left < v_far then
-                    v_busy := v_busy || flowfabric.head_name(v_room.policy_id, v_room.key);   -- no longer: the next claim waits
-                end if;
+            foreach v_room in array v_found loop
                 v_names := v_names || flowfabric.head_name(v_room.policy_id, v_room.key);
                 v_rooms := v_rooms || v_room;
             end loop;
@@ -200,7 +201,7 @@ begin
                 -- Some were gone: their room is left.
                 for v_room in
                     select r.* from unnest(v_rooms) as h
-                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], case when v_shares then v_far else p_limit end, not v_shares, v_now) as r
+                    cross join lateral flowfabric.quota_rooms(array[h.policy_id], array[h.key], case when v_shared then v_far else p_limit end, not v_shared, v_now) as r
                     where h.policy_id is not null
                 loop
                     v_rooms[array_position(v_names, flowfabric.head_name(v_room.policy_id, v_room.key))] := v_room;
@@ -222,21 +223,25 @@ begin
                 perform set_config('flowfabric.holds_limits', 'on', true);
                 select coalesce(array_agg(x.budget_id order by x.budget_id), '{}'),
                        coalesce(array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard)
-                                          order by x.budget_id), '{}')
-                into v_shut, v_shut_details
+                                          order by x.budget_id), '{}'),
+                       coalesce(array_agg(x.dimension order by x.budget_id), '{}')
+                into v_shut, v_shut_details, v_shut_dimensions
                 from flowfabric.exhausted_budgets(v_shut) x;
                 v_opened := cardinality(v_shut) < v_size;
             end if;
-            select coalesce(array_agg(u.id order by u.id), '{}'), coalesce(array_agg(u.detail order by u.id), '{}')
-            into v_held, v_held_details
-            from unnest(v_shut, v_shut_details) as u (id, detail) where u.id = any (v_new);
+            select coalesce(array_agg(u.id order by u.id), '{}'), coalesce(array_agg(u.detail order by u.id), '{}'),
+                   coalesce(array_agg(u.dimension order by u.id), '{}')
+            into v_held, v_held_details, v_held_dimensions
+            from unnest(v_shut, v_shut_details, v_shut_dimensions) as u (id, detail, dimension) where u.id = any (v_new);
             v_moved := v_moved + flowfabric.move_aside(
-                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_held, v_held_details, v_names, v_rooms,
-                v_now);
+                p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_held, v_held_details,
+                v_held_dimensions, v_names, v_rooms, v_now);
         end if;
         exit when cardinality(v_taken.ids) >= p_limit;
         continue when v_denied and v_opened;   -- look at its rows again
-        exit when v_moved > 0 and (cardinality(v_taken.ids) > 0 or clock_timestamp() > v_begun + interval '200 milliseconds');
+        -- A long backlog that is denied takes several claims.
+        exit when v_moved >= 1000 and cardinality(v_taken.ids) > 0
+               or v_moved >= 100 and clock_timestamp() > v_begun + interval '200 milliseconds';
         v_rank := v_last_rank; v_at := v_last_at; v_id := v_last_id;
     end loop;
     return v_taken;

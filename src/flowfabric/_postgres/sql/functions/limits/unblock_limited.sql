@@ -35,6 +35,9 @@ begin
         end loop;
     else
         last_limit := p_after; last_key := p_after_key;
+        if p_after = flowfabric.zero_uuid() then
+            perform flowfabric.free_routes();
+        end if;
         while looked < p_limit loop
             if looked = 0 and (p_after, p_after_key) = (flowfabric.zero_uuid(), '') then
                 select b.limit_id, b.limit_key into v from flowfabric.blocked b

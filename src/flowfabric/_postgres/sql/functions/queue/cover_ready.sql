@@ -22,6 +22,13 @@ begin
     if cardinality(p_ids) = 1 then
         v_routes := p_routes; v_ranks := p_ranks; v_created := p_created; v_ids := p_ids;
         v_known := array[flowfabric.announce_ready(p_routes[1], p_ranks[1], p_created[1], v_now)];
+        -- Nearly always there is a floor already.
+        if v_known[1] and exists (
+                select from flowfabric.ready_floor f
+                where f.lane = (select r.lane from flowfabric.route r where r.id = p_routes[1]) and f.route = p_routes[1]
+                  and (f.rank, f.created_at, f.id) <= (p_ranks[1], p_created[1], p_ids[1])) then
+            return;
+        end if;
     else
         select array_agg(n.route), array_agg(n.rank), array_agg(n.created_at), array_agg(n.id),
                array_agg(flowfabric.announce_ready(n.route, n.rank, n.oldest, v_now))

@@ -97,14 +97,8 @@ begin
             select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
             from flowfabric.find_by_state(p_states, v_rank_routes, v_ranks, v_at, v_id, v_partition, v_from, v_chunk) q;
         else
-            select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into v_times, v_ids, v_partitions
-            from (select c.created_at, c.id, c.partition from unnest(v_routes) as w (route)
-                  cross join lateral (select e.created_at, e.id, e.partition from flowfabric.execution e
-                                      where e.route = w.route
-                                        and (e.created_at, e.id, e.partition) < (v_at, v_id, v_partition)
-                                        and e.created_at >= v_from
-                                      order by e.created_at desc, e.id desc, e.partition desc limit v_chunk) c
-                  order by c.created_at desc, c.id desc, c.partition desc limit v_chunk) q;
+            select q.times, q.ids, q.partitions into v_times, v_ids, v_partitions
+            from flowfabric.find_by_route(v_routes, v_at, v_id, v_partition, v_from, v_chunk) q;
         end case;
         v_n := coalesce(cardinality(v_ids), 0);
         for i in 1 .. v_n loop
@@ -134,6 +128,39 @@ begin
             return;
         end if;
         v_chunk := least(v_chunk * 4, 5000, p_budget - v_seen);
+    end loop;
+end;
+$$;
+
+-- find_by_route: positions of the newest executions of some routes, newest first
+--
+-- Routes are read in the order of their newest execution, and each only as far as it can still contribute: with a thousand
+-- kinds most are not read beyond the first row.
+create or replace function flowfabric.find_by_route(
+    p_routes integer[], p_at timestamptz, p_id uuid, p_partition integer, p_from timestamptz, p_limit integer,
+    out times timestamptz[], out ids uuid[], out partitions integer[])
+language plpgsql stable as $$
+declare
+    v record;
+begin
+    for v in
+        select w.route, n.created_at from unnest(p_routes) as w (route)
+        cross join lateral (select e.created_at from flowfabric.execution e
+                            where e.route = w.route and (e.created_at, e.id, e.partition) < (p_at, p_id, p_partition)
+                              and e.created_at >= p_from
+                            order by e.created_at desc, e.id desc, e.partition desc limit 1) n
+        order by n.created_at desc
+    loop
+        exit when v.created_at < times[p_limit];
+        select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into times, ids, partitions
+        from (select c.created_at, c.id, c.partition
+              from (select * from unnest(times, ids, partitions) as k (created_at, id, partition)
+                    union all
+                    (select e.created_at, e.id, e.partition from flowfabric.execution e
+                     where e.route = v.route and (e.created_at, e.id, e.partition) < (p_at, p_id, p_partition)
+                       and e.created_at >= coalesce(times[p_limit], p_from)
+                     order by e.created_at desc, e.id desc, e.partition desc limit p_limit)) c
+              order by c.created_at desc, c.id desc, c.partition desc limit p_limit) q;
     end loop;
 end;
 $$;

@@ -46,7 +46,7 @@ begin
     if code <> 'created' then
         detail := case code
             when 'step_not_found' then (
-                select string_agg(x.name || case when x.n > 0 then ' (' || x.n || ')' else '' end, ', ' order by x.place)
+                select string_agg(x.name || case when x.n > 0 then ' #' || x.n + 1 else '' end, ', ' order by x.place)
                 from (select s.name, s.n, row_number() over (order by s.recorded_at, s.ctid) as place
                       from flowfabric.step s
                       where s.partition = p_partition and s.id = p_id and s.generation = e.generation
@@ -77,7 +77,7 @@ begin
         (p_new_partition, p_new_id, v_route, v_now, e.namespace, coalesce(p_creator, ''), coalesce(p_payload, e.payload),
          case when p_payload is null then e.payload_encoding else p_encoding end, e.policy, v_limits, 'waiting',
          'waiting_for_worker', 'first', e.priority, e.tags, v_now, p_id,
-         p_name || case when p_n > 0 then ' (' || p_n || ')' else '' end);
+         p_name || case when p_n > 0 then ' #' || p_n + 1 else '' end);
     with recorded as materialized (
         select s.*, row_number() over (order by s.recorded_at, s.ctid) as place
         from flowfabric.step s

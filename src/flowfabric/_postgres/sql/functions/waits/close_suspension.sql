@@ -25,16 +25,23 @@ begin
         perform flowfabric.return_waitpoints(p_partition, p_id, p_waitpoints, p_waitpoint, p_now);
         return;
     end if;
-    update flowfabric.waitpoint w
-    set state = 'closed', closed_at = p_now, close_reason = p_reason, satisfied_at = v_satisfied_at,
-        signal_count = case when w.waitpoint_id = p_waitpoint then w.signal_count + 1 else w.signal_count end,
-        matched_signal_count = case when w.waitpoint_id = p_waitpoint then w.matched_signal_count + 1
-                                    else w.matched_signal_count end,
-        last_signal_at = case when w.waitpoint_id = p_waitpoint then p_now else w.last_signal_at end
-    from unnest(p_waitpoints) as u (waitpoint_id)
-    cross join lateral (select x.ctid as tid from flowfabric.waitpoint x
-                        where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) f
-    where w.ctid = f.tid;
+    if p_waitpoints = array[p_waitpoint] then
+        update flowfabric.waitpoint w
+        set state = 'closed', closed_at = p_now, close_reason = p_reason, satisfied_at = v_satisfied_at,
+            signal_count = w.signal_count + 1, matched_signal_count = w.matched_signal_count + 1, last_signal_at = p_now
+        where w.partition = p_partition and w.waitpoint_id = p_waitpoint;
+    else
+        update flowfabric.waitpoint w
+        set state = 'closed', closed_at = p_now, close_reason = p_reason, satisfied_at = v_satisfied_at,
+            signal_count = case when w.waitpoint_id = p_waitpoint then w.signal_count + 1 else w.signal_count end,
+            matched_signal_count = case when w.waitpoint_id = p_waitpoint then w.matched_signal_count + 1
+                                        else w.matched_signal_count end,
+            last_signal_at = case when w.waitpoint_id = p_waitpoint then p_now else w.last_signal_at end
+        from unnest(p_waitpoints) as u (waitpoint_id)
+        cross join lateral (select x.ctid as tid from flowfabric.waitpoint x
+                            where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) f
+        where w.ctid = f.tid;
+    end if;
     if coalesce(p_is_task, (select w.outlives_attempt from flowfabric.waitpoint w
                             where w.partition = p_partition and w.waitpoint_id = p_waitpoints[1])) then
         perform flowfabric.remember_wait(p_partition, p_id, p_waitpoints, p_reason, p_satisfiers);

@@ -1,0 +1,407 @@
+"""Which operation writes which events, and what their bodies contain: three tables, each row tried."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, get_args
+
+import pytest
+
+import flowfabric as ff
+from flowfabric.errors import FlowFabricError
+from flowfabric.values.event import (
+    FAMILIES,
+    CompletionEvent,
+    Event,
+    EventCursor,
+    Family,
+    LeaseEvent,
+    OperatorEvent,
+    RegistryEvent,
+    SignalEvent,
+)
+from flowfabric.values.lease import Operator
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
+from flowfabric.values.wait import AlreadySatisfied
+from tests.each import each
+from tests.sql.flowing import empty_flow, submitted
+from tests.sql.suspending import SuspendingWorld as World
+from tests.support import OTHER, claim_one
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
+SOON = timedelta(seconds=30)
+RETRY = ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(5))
+TIMED = {"policy": ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=5))}
+TIMED_AGAIN = {"policy": ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=5), retry_policy=RETRY)}
+ONCE = {"policy": ExecutionPolicy(max_reclaim_count=0)}
+DEADLINE = {"execution_deadline_at": timedelta(seconds=15)}
+
+# ---- the operations. Each returns what is to be done, once everything before it is done.
+
+Then = Callable[[], Awaitable[Any]]
+
+
+async def hold(world: World, **fields: Any) -> ff.Handle:
+    return (await world.hold(lease_ttl=SOON, **fields)).handle
+
+
+async def claim(world: World) -> Then:
+    await world.engine.create_execution(execution_kind="test")
+    return lambda: claim_one(world.engine)
+
+
+async def claim_resumed(world: World) -> Then:
+    wait = await world.suspend()
+    await world.accept(wait)
+    return lambda: world.reclaim_resumed(wait)
+
+
+async def renew(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.renew(handle)
+
+
+async def expire(world: World) -> Then:
+    handle = await hold(world)
+    await world.clock.advance(seconds=31)
+    return lambda: world.engine.mark_lease_expired_if_due(handle.execution_id)
+
+
+async def reclaim(world: World) -> Then:
+    await (await expire(world))()
+    return lambda: world.engine.claim(**OTHER)
+
+
+async def reclaim_once_too_often(world: World) -> Then:
+    handle = await hold(world, **ONCE)
+    await world.clock.advance(seconds=31)
+    await world.engine.mark_lease_expired_if_due(handle.execution_id)
+    return lambda: world.engine.claim(**OTHER)
+
+
+async def revoke(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.revoke_lease(handle.execution_id, reason="maintenance")
+
+
+async def complete(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.complete(handle)
+
+
+async def fail_and_retry(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.fail(handle, "no", retry_policy=RETRY)
+
+
+async def fail(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.fail(handle, "no", failure_class="permanent")
+
+
+async def suspend(world: World) -> Then:
+    wait = await world.hold()
+    return lambda: world.suspend(of=wait)
+
+
+async def suspend_on_a_signal_that_came(world: World) -> Then:
+    wait = await world.pend()
+    await world.accept(wait)
+
+    async def then() -> None:
+        assert isinstance(await world.suspend_on_pending(wait), AlreadySatisfied)
+
+    return then
+
+
+async def delay(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.delay(handle, SOON)
+
+
+async def wait_for_children(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.wait_children(handle)
+
+
+async def release(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.release(handle)
+
+
+async def cancel_by_its_holder(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.cancel(handle, "no")
+
+
+async def cancel_by_an_operator(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.cancel(Operator(handle.execution_id), "no")
+
+
+async def cancel_without_lease(world: World) -> Then:
+    waiting = await world.engine.create_execution(execution_kind="test")
+    return lambda: world.engine.cancel(Operator(waiting.execution_id), "no")
+
+
+async def attempt_timeout_with_retries(world: World) -> Then:
+    handle = await hold(world, **TIMED_AGAIN)
+    await world.clock.advance(seconds=6)
+    return lambda: world.engine.expire_execution(handle.execution_id, "attempt_timeout")
+
+
+async def attempt_timeout(world: World) -> Then:
+    handle = await hold(world, **TIMED)
+    await world.clock.advance(seconds=6)
+    return lambda: world.engine.expire_execution(handle.execution_id, "attempt_timeout")
+
+
+async def deadline(world: World) -> Then:
+    handle = await hold(world, **DEADLINE)
+    await world.clock.advance(seconds=20)
+    return lambda: world.engine.expire_execution(handle.execution_id, "execution_deadline")
+
+
+def suspension_timeout(behavior: str) -> Callable[[World], Awaitable[Then]]:
+    async def made(world: World) -> Then:
+        wait = await world.suspend(timeout_at=await world.in_an_hour(), timeout_behavior=behavior)
+        await world.clock.advance(hours=1, seconds=1)
+        return lambda: world.engine.expire_suspension(wait.id)
+
+    made.__name__ = f"suspension timeout {behavior}"
+    return made
+
+
+async def signal(world: World) -> Then:
+    wait = await world.suspend()
+    return lambda: world.accept(wait)
+
+
+async def signal_for_later(world: World) -> Then:
+    wait = await world.pend()
+    return lambda: world.accept(wait)
+
+
+async def signal_again(world: World) -> Then:
+    wait = await world.suspend()
+    await world.accept(wait, idempotency_key="one")
+    return lambda: world.send(wait, idempotency_key="one")
+
+
+async def approve(world: World) -> Then:
+    wait = await world.suspend()
+    return lambda: world.approve(wait)
+
+
+async def refused_signal(world: World) -> Then:
+    wait = await world.suspend()
+
+    async def then() -> None:
+        with pytest.raises(FlowFabricError):
+            await world.send(wait, waitpoint_token="forged")
+
+    return then
+
+
+async def resume(world: World) -> Then:
+    wait = await world.suspend()
+    return lambda: world.engine.resume_execution(wait.id)
+
+
+async def impossible(world: World) -> Then:
+    flow = await empty_flow(world.engine, "a", "b")
+    await flow.stage("a", "b")
+    await flow.fail("a")
+
+    async def then() -> None:
+        await flow.apply("a", "b")
+        await flow.drain()
+
+    return then
+
+
+async def change_priority(world: World) -> Then:
+    waiting = await world.engine.create_execution(execution_kind="test")
+    return lambda: world.engine.change_priority(waiting.execution_id, 5)
+
+
+async def replay(world: World) -> Then:
+    handle = await hold(world)
+    await world.engine.complete(handle)
+    return lambda: world.engine.replay_execution(handle.execution_id)
+
+
+async def replay_of_a_skipped_member(world: World) -> Then:
+    flow = await submitted(world.engine, {"a": (), "b": ("a",)})
+    await flow.fail("a")
+    await flow.drain()
+    return lambda: world.engine.replay_execution(flow["b"])
+
+
+async def request_flow_cancel(world: World) -> Then:
+    flow = await submitted(world.engine, {"a": ()})
+    return lambda: world.engine.cancel_flow_header(flow.id, reason="enough")
+
+
+async def acknowledge_flow_cancel(world: World) -> Then:
+    flow = await submitted(world.engine, {"a": ()})
+    await world.engine.cancel_flow_header(flow.id)
+    await world.engine.cancel(Operator(flow["a"], "flow_cascade"), "flow_cancelled")
+    return lambda: world.engine.ack_cancel_member(flow.id, flow["a"])
+
+
+async def end_again(world: World) -> Then:
+    """An execution that is replayed and ends again."""
+    await (await replay(world))()
+    held = await claim_one(world.engine)
+    return lambda: world.engine.complete(held.handle)
+
+
+# The operation, and its events by family: the word, and for a lease the reason and by whom.
+MATRIX: list[tuple[Callable[[World], Awaitable[Then]], dict[str, tuple[str | None, ...]]]] = [
+    (claim, {"lease": ("acquired", None, None)}),
+    (claim_resumed, {"lease": ("acquired", "claim_resumed", None)}),
+    (renew, {"lease": ("renewed", None, None)}),
+    (expire, {"lease": ("expired", "lease_expired", None)}),
+    (reclaim, {"lease": ("reclaimed", None, None)}),
+    (reclaim_once_too_often, {"lease": ("revoked", "max_reclaims_exceeded", "reconciler"), "completion": ("failed",)}),
+    (revoke, {"lease": ("revoked", "maintenance", "operator")}),
+    (complete, {"lease": ("revoked", "completed", "backend"), "completion": ("success",)}),
+    (fail_and_retry, {"lease": ("revoked", "failed_retry_scheduled", "backend")}),
+    (fail, {"lease": ("revoked", "failed_terminal", "backend"), "completion": ("failed",)}),
+    (suspend, {"lease": ("revoked", "suspend", "backend")}),
+    (suspend_on_a_signal_that_came, {}),
+    (delay, {"lease": ("revoked", "worker_delay", "backend")}),
+    (wait_for_children, {"lease": ("revoked", "waiting_children", "backend")}),
+    (release, {"lease": ("revoked", "worker_release", "backend")}),
+    (cancel_by_its_holder, {"lease": ("revoked", "cancelled", "backend"), "completion": ("cancelled",)}),
+    (cancel_by_an_operator, {"lease": ("revoked", "cancelled", "operator"), "completion": ("cancelled",)}),
+    (cancel_without_lease, {"completion": ("cancelled",)}),
+    (attempt_timeout_with_retries, {"lease": ("revoked", "expired:attempt_timeout", "reconciler")}),
+    (attempt_timeout, {"lease": ("revoked", "expired:attempt_timeout", "reconciler"), "completion": ("expired",)}),
+    (deadline, {"lease": ("revoked", "expired:execution_deadline", "reconciler"), "completion": ("expired",)}),
+    (suspension_timeout("fail"), {"completion": ("failed",)}),
+    (suspension_timeout("cancel"), {"completion": ("cancelled",)}),
+    (suspension_timeout("expire"), {"completion": ("expired",)}),
+    (suspension_timeout("auto_resume_with_timeout_signal"), {}),
+    (suspension_timeout("escalate"), {"operator": ("suspension_escalated",)}),
+    (signal, {"signal": ("resume_condition_satisfied",)}),
+    (signal_for_later, {"signal": ("buffered_for_pending_waitpoint",)}),
+    (signal_again, {"signal": ("deduped",)}),
+    (approve, {"signal": ("resume_condition_satisfied",)}),
+    (refused_signal, {}),
+    (resume, {"operator": ("resumed",)}),
+    (impossible, {"completion": ("skipped",)}),
+    (change_priority, {"operator": ("priority_changed",)}),
+    (replay, {"operator": ("replayed",)}),
+    (replay_of_a_skipped_member, {"operator": ("replayed",)}),
+    (request_flow_cancel, {"operator": ("flow_cancel_requested",)}),
+    (acknowledge_flow_cancel, {}),
+    (end_again, {"lease": ("revoked", "completed", "backend"), "completion": ("success",)}),
+]
+
+
+async def written(world: World, prepare: Callable[[World], Awaitable[Then]]) -> list[Event]:
+    """The events of an operation alone."""
+    await world.wipe()
+    then = await prepare(world)
+    before = (await world.engine.count_events()).cursor
+    await then()
+    return list((await world.engine.read_events(after=before)).items)
+
+
+@each(("prepare", "expected"), MATRIX)
+async def test_each_operation_writes_the_events_of_the_matrix_and_no_others(
+    world: World, prepare: Callable[[World], Awaitable[Then]], expected: dict[str, tuple[str | None, ...]]
+) -> None:
+    found: dict[str, tuple[str | None, ...]] = {}
+    for event in await written(world, prepare):
+        words = (event.lease_type, event.outcome, event.operator_type, event.signal_effect, event.worker_type)
+        for family, word in zip(FAMILIES, words, strict=True):
+            if word is not None:
+                assert family not in found, f"two events of {family}"
+                more = (event.reason, event.revoked_by) if family == "lease" else ()
+                found[family] = (word, *more)
+    assert found == expected, prepare.__name__
+
+
+# The details of each type of operator events.
+DETAILS: list[tuple[Callable[[World], Awaitable[Then]], set[str]]] = [
+    (change_priority, {"old_priority", "new_priority"}),
+    (replay, {"branch"}),
+    (replay_of_a_skipped_member, {"branch", "groups_reset"}),
+    (request_flow_cancel, {"flow_id", "cancellation_policy", "reason", "member_count"}),
+    (resume, {"trigger_type", "suspension_id", "resume_delay_ms"}),
+    (suspension_timeout("escalate"), {"suspension_id", "timeout_at"}),
+]
+
+
+@each(("prepare", "fields"), DETAILS)
+async def test_operator_events_have_the_details_of_their_type(
+    world: World, prepare: Callable[[World], Awaitable[Then]], fields: set[str]
+) -> None:
+    (event,) = await written(world, prepare)
+    details = dict(event.details or {})
+    if event.flow_id is not None:
+        details.setdefault("flow_id", event.flow_id)
+    if event.reason is not None:
+        details.setdefault("reason", event.reason)
+    assert fields <= set(details), prepare.__name__
+
+
+ENVELOPE = {"cursor", "occurred_at", "execution_id", "flow_id", "namespace", "tags"}
+# Each family: its subscription, its type, the field with its words, and the rest of its body.
+BODIES: list[tuple[Family, str, type, str, set[str]]] = [
+    ("completion", "subscribe_completion", CompletionEvent, "outcome", {"attempt_index"}),
+    (
+        "lease",
+        "subscribe_lease_history",
+        LeaseEvent,
+        "event_type",
+        {
+            "lease_id", "lease_epoch", "attempt_id", "attempt_index", "worker_id", "worker_instance_id", "reason",
+            "revoked_by",
+        },
+    ),
+    ("signal", "subscribe_signal_delivery", SignalEvent, "effect", {"signal_id", "waitpoint_id", "source_identity"}),
+    ("operator", "subscribe_operator_events", OperatorEvent, "event_type", {"details"}),
+    ("worker", "subscribe_worker_events", RegistryEvent, "event_type", {"worker_instance_id", "namespace", "reason"}),
+]  # fmt: skip
+
+
+@each(("family", "subscription", "kind", "word", "body"), BODIES)
+async def test_each_family_has_a_subscription_and_a_type_with_its_body(
+    world: World, family: Family, subscription: str, kind: Any, word: str, body: set[str]
+) -> None:
+    assert set(kind.__struct_fields__) >= ENVELOPE | body | {word}
+    wait = await world.suspend()
+    await world.accept(wait, source_identity="me")
+    await world.engine.cancel(Operator(wait.id), "no")
+    await world.engine.replay_execution(wait.id)
+    await world.engine.register_worker("w", "w-1", lanes=["default"], liveness_ttl=SOON)
+    async with await getattr(world.engine, subscription)(after=EventCursor()) as events:
+        event = await anext(events)
+    assert type(event) is kind
+    assert getattr(event, word)
+
+
+async def test_the_tables_have_every_family() -> None:
+    assert {family for family, *_ in BODIES} == set(FAMILIES) == set(get_args(Family))
+
+
+async def test_no_event_contains_a_token_a_secret_or_the_payload_of_a_signal(world: World) -> None:
+    said = b'"a secret payload"'
+    waits = [await world.suspend(), await world.pend()]
+    for wait in waits:
+        for _ in range(2):
+            await world.send(wait, payload=said, idempotency_key="one", source_identity="me")
+    await world.approve(await world.suspend())
+    stored = await world.sql.fetchval("select string_agg(e::text, ' ') from flowfabric.event e")
+    assert stored.count("deduped") == 2
+    assert "secret" not in stored
+    assert said.hex() not in stored
+    for wait in waits:
+        token = wait.point.token.reveal()
+        assert token not in stored
+        assert token.split(":")[-1] not in stored
