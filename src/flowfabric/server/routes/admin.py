@@ -18,6 +18,7 @@ from flowfabric.server.call import Answer, Call, EventStream, Page
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.server.sse import Lines
+from flowfabric.server.visible import execution_for
 from flowfabric.values.api_key import ApiKey, check_key_id
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.keystore import RotationNoop
@@ -237,19 +238,19 @@ async def _exported(call: Call, execution_id: ExecutionId) -> Any:
     found = await call.engine.read_execution(execution_id)
     if found is None:
         return None  # deleted meanwhile
-    line = json_form.to_json(found)
-    hides, codecs = call.caller.hides_payloads, call.service.codecs
-    for lease in ("current_lease", "lost_lease"):
-        if isinstance(line.get(lease), dict):
-            line[lease]["lease_id"] = None
-    if hides:
-        return {**line, "failure_reason": None, "progress_message": None, "input": None, "result": None}
-    context = await call.engine.read_execution_context(execution_id)
+    line = json_form.to_json(execution_for(call, found))
+    line["input"] = line["result"] = None
+    if call.caller.hides_payloads:
+        return line
+    codecs = call.service.codecs
+    try:
+        given = await call.engine.read_execution_context(execution_id)
+    except InvalidInput:
+        return None
+    line["input"] = json_form.payload_or_problem(given.input_payload, given.payload_encoding, codecs, execution_id)
     result = await call.engine.read_result(execution_id)
-    line["input"] = json_form.payload_or_problem(context.input_payload, context.payload_encoding, codecs, execution_id)
-    line["result"] = (
-        None if result is None else json_form.payload_or_problem(result.payload, result.encoding, codecs, execution_id)
-    )
+    if result is not None:
+        line["result"] = json_form.payload_or_problem(result.payload, result.encoding, codecs, execution_id)
     return line
 
 
