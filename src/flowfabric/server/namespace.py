@@ -12,8 +12,11 @@ from flowfabric.values.checks import MAX_BATCH
 from flowfabric.values.ids import ExecutionId, FlowId
 
 
-def given_namespace(caller: Caller, given: str | None) -> str | None:
-    """The namespace that holds; of a key with one namespace, that one. None: all of them, or the default one."""
+def given_namespace(caller: Caller, given: str | None, *, pointer: str | None = None) -> str | None:
+    """The namespace that holds; of a key with one namespace, that one. None: all of them, or the default one.
+
+    `pointer` is where the body names it; None: the query does.
+    """
     allowed = caller.namespaces
     if allowed is None:
         return given
@@ -23,7 +26,14 @@ def given_namespace(caller: Caller, given: str | None) -> str | None:
                 422,
                 "invalid_request",
                 "namespace: must be named, as the API key has several",
-                errors=[FieldError("missing", parameter="namespace", allowed=", ".join(allowed))],
+                errors=[
+                    FieldError(
+                        "missing",
+                        pointer=pointer,
+                        parameter="namespace" if pointer is None else None,
+                        allowed=", ".join(allowed),
+                    )
+                ],
             )
         return allowed[0]
     if given not in allowed:
