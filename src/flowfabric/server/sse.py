@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.sse")
 COMMENT_SECONDS = 15.0
 SEND_SECONDS = 30.0
+TICK_SECONDS = 1.0  # one timer for all clients: each of their own would cost more than the event
 RETRY_MS = 1000  # after which a browser connects again
 ABORT = "flowfabric.abort"  # the extension of a scope that ends the connection without waiting for the client
 _COMMENT = b": keep-alive\n\n"
 _KEPT_BYTES = 4 * 1024 * 1024
 _END = "/end"
+_LONG = timedelta(hours=1)  # readers of frames are woken for their comments, as those of events are
 _T = TypeVar("_T")
 
 
@@ -53,6 +56,9 @@ class Waits(Protocol):
     """Something that waits, until it is woken."""
 
     def wake(self) -> None: ...
+
+    def tick(self, now: float) -> None:
+        """Another second has passed."""
 
 
 class Clients:
@@ -93,7 +99,14 @@ class Clients:
             self._watcher = None
 
     async def _until_drain(self) -> None:
-        await self._drain.wait()
+        clock = asyncio.get_running_loop().time
+        while not self._drain.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._drain.wait()
+            now = clock()
+            for one in list(self._waiting):
+                one.tick(now)
         for one in list(self._waiting):
             one.wake()
 
@@ -136,6 +149,9 @@ class _Cancelled:
         self.is_woken = True
         self.task.cancel()
 
+    def tick(self, now: float) -> None:
+        pass
+
 
 class Feed(AsyncIterator[bytes]):
     """What one client gets: pieces of the body, until the client leaves or nothing can follow."""
@@ -143,6 +159,9 @@ class Feed(AsyncIterator[bytes]):
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
         self._pieces: AsyncGenerator[bytes, None] | None = None
+        self._sent_at = asyncio.get_running_loop().time()
+        self._is_sending = False
+        self._cut_off: Callable[[], None] | None = None
 
     async def __anext__(self) -> bytes:
         if self._pieces is None:
@@ -162,6 +181,24 @@ class Feed(AsyncIterator[bytes]):
     def pieces(self) -> AsyncGenerator[bytes, None]:
         """Write the events as they come."""
         raise NotImplementedError
+
+    async def send_all(self, send: Send, cut_off: Callable[[], None]) -> None:
+        """Send the pieces. A client that takes nothing for too long is cut off."""
+        self._cut_off = cut_off
+        clock = asyncio.get_running_loop().time
+        async for piece in self:
+            self._is_sending, self._sent_at = True, clock()
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._is_sending = False
+
+    def tick(self, now: float) -> None:
+        """Write a comment after a silence, and cut off a client that takes nothing."""
+        if self._is_sending:
+            if now - self._sent_at >= SEND_SECONDS and self._cut_off is not None:
+                self._cut_off()
+        elif now - self._sent_at >= COMMENT_SECONDS:
+            self._sent_at = now
+            self.wake()
 
     def wake(self) -> None:
         """Let it see that the process stops."""
@@ -228,7 +265,7 @@ class LogFeed(Feed):
             yield b"retry: %d\n%b" % (RETRY_MS, self._first)
             while not self.clients.is_draining:
                 try:
-                    found = await self._events.batch(COMMENT_SECONDS)
+                    found = await self._events.batch()
                 except CursorRefused as error:
                     yield await self._reset(error)
                     continue
@@ -278,7 +315,7 @@ class StreamFeed(Feed):
             after=None if after is None else after.removesuffix(_END),
             attempt=attempt,
             live=live,
-            keep_alive=COMMENT_SECONDS,
+            keep_alive=_LONG,
         ).on(engine, None)
 
     async def open(self) -> bool:
@@ -288,6 +325,7 @@ class StreamFeed(Feed):
         return not (self._has_ended and page.closed_at is not None and not page.frames)
 
     def wake(self) -> None:
+        """Let it write a comment, or see that the process stops."""
         self._follower.wake()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -333,7 +371,7 @@ async def serve(feed: Feed, scope: Scope, receive: Receive, send: Send) -> None:
     """
     own = asyncio.current_task()
     assert own is not None
-    has_left = False
+    has_left = is_stuck = False
 
     async def watch() -> None:
         nonlocal has_left
@@ -342,25 +380,28 @@ async def serve(feed: Feed, scope: Scope, receive: Receive, send: Send) -> None:
         has_left = True
         own.cancel()
 
+    def cut_off() -> None:
+        nonlocal is_stuck
+        is_stuck = True
+        own.cancel()
+
     watcher = asyncio.create_task(watch(), name="flowfabric client of events")
     try:
-        async for piece in feed:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await feed.send_all(send, cut_off)
         watcher.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     except asyncio.CancelledError:
-        if not has_left:
+        if not has_left and not is_stuck:
             raise
         own.uncancel()
-    except TimeoutError:
         watcher.cancel()
-        feed.clients.cut_off += 1
-        log.info("a client of server-sent events took nothing for %g seconds: it is cut off", SEND_SECONDS)
         abort = scope.get("extensions", {}).get(ABORT)
-        if abort is not None:
-            abort()
-            await asyncio.sleep(0)  # the server notices
+        if is_stuck:
+            feed.clients.cut_off += 1
+            log.info("a client of server-sent events took nothing for %g seconds: it is cut off", SEND_SECONDS)
+            if abort is not None:
+                abort()
+                await asyncio.sleep(0)  # the server notices
     finally:
         watcher.cancel()
         await feed.aclose()
