@@ -100,7 +100,7 @@ def create(
     ] = None,
     hide_payloads: Annotated[
         bool,
-        typer.Option("--hide-payloads", help="Its answers have no inputs, results, steps, frames or tracebacks."),
+        typer.Option("--hide-payloads", help="Its responses have no inputs, results, steps, frames or tracebacks."),
     ] = False,
     expires: Annotated[
         str | None,
@@ -125,7 +125,7 @@ def create(
 def rotate(
     key: Key,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="DURATION", help="How long the secret before still works.")
+        str, typer.Option("--grace", metavar="DURATION", help="How long the old secret still works.")
     ] = "1h",
     yes: Yes = False,
     json: Json = False,
@@ -139,7 +139,7 @@ def rotate(
         left = f"in {_output.duration(span)}" if span else "at once"
         confirm(f"give {_output.printable(found.name)} another secret? The one before stops working {left}.", yes=yes)
         made = await engine.rotate_api_key(found.key_id, grace=span)
-        _show(made, as_json=json, words=f"store it now: it is not shown again; the one before stops working {left}")
+        _show(made, as_json=json, words=f"store it now: it is not shown again; the old key stops working {left}")
 
     ask(dsn, work)
 

@@ -94,8 +94,10 @@ class Endpoint:
         if (tag := headers.get(b"if-match")) is not None:
             call.if_match = tag.decode("latin-1")
         if operation.within is Within.GIVEN:
-            named = getattr(query, "namespace", None)
-            call.namespace = given_namespace(caller, getattr(body, "namespace", None) if named is None else named)
+            if hasattr(query, "namespace"):
+                call.namespace = given_namespace(caller, query.namespace)
+            else:
+                call.namespace = given_namespace(caller, getattr(body, "namespace", None), pointer="/namespace")
         if self._has_cursor and query.cursor is not None:
             call.query = replace(query, cursor=cursors.unseal(query.cursor, *self._writer.filters(call)))
         if operation.is_audited or _is_kept(call):
@@ -161,7 +163,7 @@ class Endpoint:
             raise Problem(
                 401,
                 "unauthenticated",
-                "no valid API key is shown",
+                "there is no valid API key; send it as `Authorization: Bearer ffk_...`",
                 headers={"WWW-Authenticate": 'Bearer realm="flowfabric"'},
             )
         if scope not in caller.scopes and Scope.ADMIN not in caller.scopes:

@@ -17,8 +17,11 @@ from flowfabric.values.ids import BudgetId, ExecutionId, FlowId, parse_uuid
 NAMESPACE: Final = "namespace"  # the type of the scope of a budget that belongs to one
 
 
-def given_namespace(caller: Caller, given: str | None) -> str | None:
-    """The namespace that holds; of a key with one namespace, that one. None: all of them, or the default one."""
+def given_namespace(caller: Caller, given: str | None, *, pointer: str | None = None) -> str | None:
+    """The namespace that holds; of a key with one namespace, that one. None: all of them, or the default one.
+
+    `pointer` is where the body names it; None: the query does.
+    """
     allowed = caller.namespaces
     if allowed is None:
         return given
@@ -28,7 +31,14 @@ def given_namespace(caller: Caller, given: str | None) -> str | None:
                 422,
                 "invalid_request",
                 "namespace: must be named, as the API key has several",
-                errors=[FieldError("missing", parameter="namespace", allowed=", ".join(allowed))],
+                errors=[
+                    FieldError(
+                        "missing",
+                        pointer=pointer,
+                        parameter="namespace" if pointer is None else None,
+                        allowed=", ".join(allowed),
+                    )
+                ],
             )
         return allowed[0]
     if given not in allowed:

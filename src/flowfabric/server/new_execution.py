@@ -62,7 +62,9 @@ def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False,
 
     `nested`: it is a node of a flow, to which hooks of the app do not apply.
     """
-    namespace = given_namespace(call.caller, given.namespace) if in_batch else call.namespace
+    namespace = call.namespace
+    if in_batch:
+        namespace = given_namespace(call.caller, given.namespace, pointer="/namespace")
     app = call.service.app
     task = None if app is None else app.find_task(given.execution_kind)
     execution_id = given.execution_id
