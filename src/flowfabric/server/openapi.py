@@ -18,6 +18,7 @@ from flowfabric.server import problems
 from flowfabric.server.answers import is_record, union_members
 from flowfabric.server.call import Page
 from flowfabric.server.operation import Operation, Repeats, Within
+from flowfabric.server.parameters import words_of
 from flowfabric.server.problems import ProblemDocument
 from flowfabric.server.requests import Reader, is_number, is_uuid
 from flowfabric.server.schemas import Schema, Schemas, described
@@ -149,17 +150,20 @@ def _parameters(one: Operation, schemas: Schemas) -> list[dict[str, Any]]:
             schema = {"type": "string", "format": "uuid"}
         elif is_number(name):
             schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
-        found.append({"name": name, "in": "path", "required": True, "schema": schema})
+        words = words_of(one.name, name)
+        found.append({"name": name, "in": "path", "required": True, "description": words, "schema": schema})
     for each in fields(one.query):
         schema = schemas.of(_without_none(each.type), answer=False)
         if each.default not in (msgspec.NODEFAULT, None):
             schema["default"] = json_form.to_json(each.default)
-        found.append({"name": each.encode_name, "in": "query", "required": each.required, "schema": schema})
+        name, words = each.encode_name, words_of(one.name, each.encode_name)
+        found.append({"name": name, "in": "query", "required": each.required, "description": words, "schema": schema})
     if one.repeats in _REPEATS:
         key = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"}
         found.append({"name": "Idempotency-Key", "in": "header", "description": _REPEATS[one.repeats], "schema": key})
     if one.etag and one.method == "GET":
-        found.append({"name": "If-None-Match", "in": "header", "schema": {"type": "string"}})
+        words = "The `ETag` of an earlier response: 304 without a body if it is still the same."
+        found.append({"name": "If-None-Match", "in": "header", "description": words, "schema": {"type": "string"}})
     elif one.etag:
         words = "Change only the version that was read: its `ETag`."
         found.append({"name": "If-Match", "in": "header", "description": words, "schema": {"type": "string"}})
