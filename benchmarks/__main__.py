@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from benchmarks import events, flows, limits, scale, streams, tasks
+from benchmarks import events, flows, http, limits, scale, streams, tasks
 from benchmarks.contestants import settings_of
 from benchmarks.crash import Crash
 from benchmarks.engine import DrainWithStored, EngineCreateMany, EngineQueue, EngineVerbs, FlowPinned
@@ -70,6 +70,7 @@ def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
         ),
         *stream_groups(server, sizes),
         *event_groups(server, sizes),
+        *http_groups(server, sizes),
         *limit_groups(server, sizes),
         *flow_groups(server, sizes),
         *scale_groups(server, sizes),
@@ -264,6 +265,21 @@ def event_groups(server: Server, sizes: Sizes) -> list[Group]:
         ),
         Group([events.Follow(server, sizes)], sizes.repetitions),
         Group([events.Latency(server, sizes)], sizes.repetitions),
+    ]
+
+
+def http_groups(server: Server, sizes: Sizes) -> list[Group]:
+    """The HTTP server beside bare routes, in turns."""
+    often = sizes.repetitions
+    return [
+        *(
+            Group([http.Submit(server, sizes, clients, True), http.Submit(server, sizes, clients, False)], often)
+            for clients in (16, 64)
+        ),
+        Group([http.SubmitOne(server, sizes, True), http.SubmitOne(server, sizes, False)], often),
+        Group([http.SubmitMany(server, sizes)], often),
+        Group([http.Get(server, sizes, True), http.Get(server, sizes, False)], often),
+        Group([http.Events(server, sizes)], sizes.long_repetitions),
     ]
 
 

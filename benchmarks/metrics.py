@@ -97,6 +97,13 @@ METRICS = (
     Metric("events.follow.of_raw", "events.follow", "raw.follow", "events/s", _at_least(0.4)),
     Metric("events.latency.over_raw", "events.latency", "raw.event_latency", "ms (p50)", _at_most(3.0)),
     Metric("events.follow.sparse_over_all", "events.follow.sparse_time", "events.follow.all_time", "s", _at_most(1.0)),
+    Metric("http.submit16.of_floor", "http.submit16", "floor.http.submit16", "submissions/s", _at_least(0.9)),
+    Metric("http.submit64.of_floor", "http.submit64", "floor.http.submit64", "submissions/s", _at_least(1.8)),
+    Metric("http.submit1.over_floor", "http.submit1", "floor.http.submit1", "ms (p50)", _at_most(1.6)),
+    Metric("http.submit_many.of_engine", "http.submit_many", "engine.http_submit_many", "rows/s", _at_least(0.5)),
+    Metric("http.get.of_floor", "http.get", "floor.http.get", "records/s", _at_least(0.5)),
+    Metric("http.sse1000.p99_over_bare", "http.sse1000.p99", "floor.sse1000.p99", "ms (p99)", _at_most(2.0)),
+    Metric("http.sse1000.kib_per_client", "http.sse1000.kib", None, "KiB", _at_most(64.0)),
     *(
         Metric(f"limits.drain.{one}_of_plain", f"limits.drain_{one}", "limits.drain_plain", "jobs/s", _at_least(least))
         for one, least in (("budget", 0.8), ("quota", 0.45), ("spread", 0.35))
@@ -210,6 +217,8 @@ NOTES = {
     "limits.drain": "limits.*: the loop of engine.*. quota: one open budget and one policy of 1,000 slots. spread: for"
     " every four jobs a budget, and a key with cap 4. mixed: the last quarter of minutes of load.",
     "limits.claim_one": "limits.claim_one: hot: a cap of 10,000; near_cap: of 500, 400 of them in use at the end.",
+    "http.": "http.*: one process of `flowfabric server` with its defaults and API keys, beside one of Starlette on"
+    " uvicorn with as many connections; both without a log of requests.",
     "quota.": "quota.*, budget.task, budget.resume: whole default worker processes, all duties on.",
     "flow.": "flow.*: the dispatcher that resolves edges commits asynchronously (synchronous_commit off in its own"
     " transactions). A crash of the server can undo the last 0.6 s of it; that is found pending and done again."

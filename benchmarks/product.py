@@ -4,6 +4,7 @@ from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from flowfabric.engine.tails import Waiter
 from flowfabric.values.budget import BudgetCreated, HardBreach, Report, Usage, UsageOk
+from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import FlowCancelled
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.ids import mint_many, mint_uuid, partition_of_id
@@ -18,6 +19,7 @@ __all__ = [
     "Fresh",
     "HardBreach",
     "NewEdge",
+    "NewExecution",
     "NewNode",
     "NewWaitpoint",
     "Report",

@@ -35,6 +35,7 @@ from flowfabric.client import Submission, SyncFlowRun, SyncRun
 from flowfabric.client.following import StreamReader, SyncStreamReader
 from flowfabric.contracts import signature
 from flowfabric.engine import (
+    acting,
     audit,
     cascades,
     children,
@@ -47,8 +48,10 @@ from flowfabric.engine import (
     timers,
 )
 from flowfabric.values import (
+    api_key,
     attempt,
     budget,
+    bulk,
     callback,
     child,
     conditions,
@@ -64,9 +67,11 @@ from flowfabric.values import (
     hooks,
     ids,
     joins,
+    kept_answer,
     keystore,
     lane,
     lease,
+    operator_audit,
     page,
     policies,
     quota,
@@ -316,6 +321,7 @@ def records_page() -> str:
         ("Lanes, workers, schedules, events", [lane, worker_values, schedule, event, consumer, page, timers, audit]),
         ("Budgets and quotas", [budget, quota, held, spending]),
         ("Grants", [grant]),
+        ("API keys, audit log, bulk jobs", [api_key, acting, operator_audit, bulk, kept_answer]),
         ("Words", [words]),
     ):
         lines += [f"## {title}", ""]

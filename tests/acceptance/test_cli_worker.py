@@ -55,6 +55,12 @@ async def hold(name: str, seconds: float) -> str:
 @app.task
 async def version() -> str:
     return "VERSION 1"
+
+
+@app.task
+async def ask(ctx: ff.Context) -> str:
+    boss = await ctx.waitpoint("boss")
+    return boss.link
 """
 
 
@@ -287,6 +293,8 @@ def test_dev_needs_nothing_but_the_code(tmp_path: Path) -> None:
         assert address is not None
         with urllib.request.urlopen(f"{address[1]}/v1/executions", timeout=PATIENCE) as answer:
             assert [one["execution_kind"] for one in json.load(answer)["items"]] == ["add"]
+        link = project.run("submit", "jobs:app", "ask", "--wait")
+        assert f"{address[1]}/w/" in link, "links lead to the server of dev"
         dev.send_signal(signal.SIGTERM)
         assert dev.wait(PATIENCE) == 0
         assert project.run("ls", "--quiet", "--state", "completed"), "the data stay"

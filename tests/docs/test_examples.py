@@ -111,11 +111,22 @@ SAYS = {
         r"small: completed\nmedium: completed\nlarge: cancelled\nhuge: cancelled\njudge: completed\n",
     ],
     "mounted_server.py": [r"\Aa shop\nwithout a key: 401\nwrong argument: 422 /arguments/nam\nhello Ada\n\Z"],
+    "operator_over_http.py": [
+        r"\Ainvoice 17: usage_ok\ninvoice 17: already_applied\ninvoice 18: hard_breach\nraised from 1000 to 1500\n",
+        r"has not looked: 412 precondition_failed\na slot of the quota: admitted\npriority: 900\n",
+        r"cancelled and replayed: waiting\nada: create_budget ok\n",
+        r"ada: update_budget ok\nada: update_budget precondition_failed\nada: create_quota ok\n",
+        r"ada: change_priority ok\nada: cancel_execution ok\nada: replay_execution ok\n\Z",
+    ],
     "rate_limited_api.py": [
         r"\Aat the same time: {'acme': 2, 'initech': 2}\nstarted in the window: 7 - waiting: 1\n.*window: True\n\Z"
     ],
     "scheduler_by_grants.py": [r"\A3 grants for 2 slots\n(question \d: 42\n){3}\Z"],
     "schedules.py": ["beat .*every_ms.* next at", "morning report .*Europe/Berlin", r"(beat of \S+\n){2}"],
+    "sse_consumer.py": [
+        r"\Aorder 1: success\norder 2: success\nthe connection is cut\norder 3: success\norder 4: success\n"
+        r"the server ends with 0\n\Z"
+    ],
     "spend_ledger.py": [
         r"\Aused: 5500000\nrain cost_micros 4200000\nsnow cost_micros 1300000\nafter the refund: 1300000\n\Z"
     ],

@@ -8,6 +8,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric import middleware
+from flowfabric.server.operations import OPERATIONS
 from tests.docs.pages import ROOT
 
 REFERENCE_NAMES = {
@@ -105,3 +106,13 @@ def test_the_capabilities_are_what_exists() -> None:
     }
     assert {name for name, there in supports.items() if there != hasattr(ff.Engine, name)} == other_names
     assert all(supports[name] for name in other_names)
+
+
+def test_every_route_of_the_reference_leads_to_an_operation_of_the_server() -> None:
+    text = PAGE.split("\n## HTTP routes\n", 1)[1].split("\n## ", 1)[0]
+    found = re.findall(r"^\| `([A-Z]+ [^`]+)` \| `([A-Z]+ [^`]+)` \|$", text, flags=re.MULTILINE)
+    table = {f"{one.method} {one.path}" for one in OPERATIONS}
+    assert len(dict(found)) == len(found) == 29
+    for theirs, ours in found:
+        assert ours in table, ours
+        assert re.sub(r"\{\w+\}", "{}", theirs) == re.sub(r"\{\w+\}", "{}", ours)

@@ -830,7 +830,7 @@ async def test_failures_are_counted_by_message(engine: ff.Engine, database: str)
         await fail(engine, "boom")
     last = await fail(engine, "bang", execution_kind="mail")
     answer = (await call("failures", "--summary", "--json", dsn=database)).json
-    groups = [(group["count"], group["execution_kind"], group["failure"]) for group in answer["groups"]]
+    groups = [(group["count"], group["execution_kind"], group["message"]) for group in answer["groups"]]
     assert groups == [(3, "test", "boom"), (1, "mail", "bang")]
     assert (answer["examined"], answer["is_complete"]) == (4, True)
     said = await call("failures", "--summary", "--limit", "1", dsn=database)

@@ -20,10 +20,12 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.client import AsyncClient
+from flowfabric.engine.acting import Actor
 from flowfabric.errors import StateError
 from flowfabric.values.attempt import Failure
 from flowfabric.values.binding import Bind
 from flowfabric.values.budget import Report, Reserved, Usage
+from flowfabric.values.bulk import ExecutionFilter
 from flowfabric.values.conditions import on
 from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.execution import NewExecution
@@ -32,6 +34,7 @@ from flowfabric.values.grant import ClaimGrant, ReclaimGrant
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
 from flowfabric.values.ids import BudgetId, FlowId, QuotaPolicyId, ReservationId, mint_uuid
 from flowfabric.values.joins import AnyOf, Quorum
+from flowfabric.values.kept_answer import AnswerKey
 from flowfabric.values.lease import Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.step import NewStep
@@ -345,6 +348,27 @@ async def followed(engine: ff.Engine, name: str) -> None:
 
 async def ignored(*_: Any) -> None:
     """What a consumer does with events."""
+
+
+NO_KIND = ExecutionFilter(kinds=("no such kind",))
+
+
+def an_answer() -> AnswerKey:
+    return AnswerKey(key_id="", operation="o", idempotency_key=str(mint_uuid()), holder=mint_uuid())
+
+
+async def a_key(engine: ff.Engine, clock: Clock) -> Any:
+    return await engine.create_api_key(f"key {mint_uuid()}", ["read"])
+
+
+async def begun(engine: ff.Engine, clock: Clock) -> Any:
+    key = an_answer()
+    await engine.begin_answer(key, b"r")
+    return key
+
+
+async def a_job(engine: ff.Engine, clock: Clock) -> Any:
+    return await engine.create_bulk("cancel", NO_KIND, actor="a")
 
 
 OPERATIONS: dict[str, tuple[Setup, Call]] = {
@@ -681,6 +705,26 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "ack_cancel_member": (to_acknowledge, lambda e, at: e.ack_cancel_member(*at)),
     "read_cancel_backlog": (owing, lambda e, at: e.read_cancel_backlog(at[0])),
     "reconcile_cancellations": (owing, lambda e, _: e.reconcile_cancellations()),
+    "create_api_key": (nothing, lambda e, _: e.create_api_key(f"key {mint_uuid()}", ["read"])),
+    "list_api_keys": (a_key, lambda e, _: e.list_api_keys()),
+    "read_api_key": (a_key, lambda e, key: e.read_api_key(key.key_id)),
+    "verify_api_key": (a_key, lambda e, key: e.verify_api_key(key.key.reveal())),
+    "note_api_key_use": (a_key, lambda e, key: e.note_api_key_use(key.key_id)),
+    "rotate_api_key": (a_key, lambda e, key: e.rotate_api_key(key.key_id)),
+    "revoke_api_key": (a_key, lambda e, key: e.revoke_api_key(key.key_id)),
+    "write_operator_audit": (nothing, lambda e, _: e.write_operator_audit(Actor(name="a", operation="o"))),
+    "list_operator_audit": (nothing, lambda e, _: e.list_operator_audit()),
+    "begin_answer": (nothing, lambda e, _: e.begin_answer(an_answer(), b"r")),
+    "finish_answer": (begun, lambda e, key: e.finish_answer(key, status=200)),
+    "forget_answer": (begun, lambda e, key: e.forget_answer(key)),
+    "in_namespaces": (nothing, lambda e, _: e.in_namespaces(["n"], [mint_uuid()], [mint_uuid()])),
+    "preview_bulk": (nothing, lambda e, _: e.preview_bulk("cancel", NO_KIND)),
+    "create_bulk": (nothing, lambda e, _: e.create_bulk("cancel", NO_KIND, actor="a")),
+    "read_bulk": (a_job, lambda e, job: e.read_bulk(job)),
+    "list_running_bulk": (a_job, lambda e, _: e.list_running_bulk()),
+    "run_bulk": (a_job, lambda e, job: e.run_bulk(job)),
+    "stop_bulk": (a_job, lambda e, job: e.stop_bulk(job)),
+    "list_failures": (nothing, lambda e, _: e.list_failures()),
     "prepare": (nothing, lambda e, _: e.prepare()),
     "ping": (nothing, lambda e, _: e.ping()),
     "server_time_ms": (nothing, lambda e, _: e.server_time_ms()),

@@ -260,6 +260,7 @@ async def test_a_silence_is_a_comment_and_what_does_not_match_moves_the_id(
     plain_engine: ff.Engine, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "COMMENT_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "TICK_SECONDS", 0.02)
     async with follow(family="completion", kind="rare") as events:
         begin = await events.block()
         assert begin is not None
@@ -325,6 +326,7 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_continues_with_its_las
     plain_engine: ff.Engine, follow: Follow, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sse, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(sse, "TICK_SECONDS", 0.02)
     async with follow(after="0") as slow:
         await end_one(plain_engine)
         seen = [one.id for one in await slow.events(1)]

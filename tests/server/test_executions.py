@@ -307,7 +307,7 @@ async def test_another_namespace_looks_unknown(client_of: MakeClient, submit: Su
     assert (await key.get(implied.headers["Location"])).json()["namespace"] == "ours"
     of_two = client_of(Scope.ADMIN, namespaces=("ours", "third"))
     unnamed = await of_two.post("/v1/executions", json={"execution_kind": "work"})
-    assert (unnamed.status_code, unnamed.json()["errors"][0]["parameter"]) == (422, "namespace")
+    assert (unnamed.status_code, unnamed.json()["errors"][0]["pointer"]) == (422, "/namespace")
     used = await key.post("/v1/executions", json={"execution_kind": "work", "execution_id": theirs})
     assert (used.status_code, theirs in used.text) == (409, False)
     batch = await key.post(

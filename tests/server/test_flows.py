@@ -353,6 +353,22 @@ async def test_cancelling_without_waiting_leaves_the_members_to_the_duties(
     assert await plain_engine.read_cancel_backlog(FlowId(UUID(made["flow_id"]))) is None
 
 
+async def test_a_repeated_cancel_gets_the_answer_of_its_transaction(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    made = await submit(client, three(None))
+    key = {"Idempotency-Key": "stop"}
+    path = f"/v1/flows/{made['flow_id']}/cancel?wait=5"
+    first = await client.post(path, headers=key)
+    assert first.json()["status"] == "flow_cancelled"
+    again = await client.post(path, headers=key)
+    assert (again.json()["status"], again.headers["idempotency-replayed"]) == ("cancellation_scheduled", "true")
+    rows = (await plain_engine.list_operator_audit()).items
+    assert [(row.actor, row.operation, row.target, row.outcome) for row in rows] == [
+        ("tester", "cancel_flow", made["flow_id"], "ok")
+    ]
+
+
 async def test_a_cancel_that_waits_in_vain_says_so_and_holds_no_connection(
     client: httpx.AsyncClient, plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:

@@ -119,15 +119,18 @@ async def test_lists_counts_and_groups_contain_nothing_foreign(keyed: Keyed) -> 
 
 async def test_a_key_with_several_namespaces_must_name_one(keyed: Keyed) -> None:
     client = await keyed.client("admin", namespaces=["ours", "theirs"])
-    for request in (
-        client.get("/v1/executions"),
-        client.get("/v1/export"),
-        client.post("/v1/executions", json={"execution_kind": "k"}),
-        client.post("/v1/bulk/cancel", json={"filter": {"kinds": ["k"]}}),
+    in_query = {"detail": "missing", "parameter": "namespace", "allowed": "ours, theirs"}
+    for request, wrong in (
+        (client.get("/v1/executions"), in_query),
+        (client.get("/v1/export"), in_query),
+        (client.post("/v1/executions", json={"execution_kind": "k"}), {"pointer": "/namespace"}),
+        (client.post("/v1/bulk/cancel", json={"filter": {"kinds": ["k"]}}), {"pointer": "/filter/namespace"}),
     ):
         answer = await request
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request"), answer.text
         assert "namespace" in answer.json()["detail"]
+        [error] = answer.json()["errors"]
+        assert error == {"detail": "missing", "allowed": "ours, theirs", **wrong}
     made = await client.post("/v1/executions", json={"execution_kind": "k", "namespace": "theirs"})
     assert made.status_code == 201
     one = await keyed.client("submit", namespaces=["ours"])

@@ -21,6 +21,7 @@ BESIDE = {
     ("claims", "register_service"),
     ("claims", "heartbeat_worker"),
     ("claims", "sleep_for_work"),
+    ("lanes", "read_gauges"),
     ("quotas", "unblock_limited"),
     ("service", "register_lanes"),
     ("steps", "progress"),

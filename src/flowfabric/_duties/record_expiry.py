@@ -8,7 +8,7 @@ from flowfabric._duties.duty import Duty
 
 
 class RecordExpiry(Duty):
-    """Removes expired idempotency records, grants, watches, event segments and signing keys, and empty flows."""
+    """Removes expired idempotency records, grants, watches, event segments, keys and kept answers, and empty flows."""
 
     interval = timedelta(seconds=30)
     batch = 1000

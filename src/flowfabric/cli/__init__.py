@@ -13,6 +13,7 @@ import typer
 
 import flowfabric
 from flowfabric.cli import (
+    api_keys,
     budgets,
     check,
     consumers,
@@ -101,6 +102,7 @@ app.add_typer(quotas.app, name="quotas", rich_help_panel=_CHANGE)
 app.add_typer(schedules.app, name="schedules", rich_help_panel=_CHANGE)
 app.command("server", rich_help_panel=_SERVE)(server.server)
 app.command("migrate", rich_help_panel=_SERVE)(migrate.migrate)
+app.add_typer(api_keys.app, name="api-keys", rich_help_panel=_SERVE)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVE)
 app.add_typer(db.app, name="db", rich_help_panel=_SERVE)
 app.command("doctor", rich_help_panel=_SERVE)(doctor.doctor)

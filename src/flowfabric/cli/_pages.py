@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from uuid import UUID
 
     from flowfabric.engine.reads import Place
@@ -21,7 +22,7 @@ Cursor = Annotated[
 PAGE = 1000
 
 _T = TypeVar("_T")
-_C = TypeVar("_C", bound="str | Place | UUID | tuple[str, str]")
+_C = TypeVar("_C", bound="str | Place | UUID | tuple[str, str] | tuple[datetime, str]")
 
 
 async def up_to(

@@ -86,6 +86,8 @@ def dev(
         commands["server"] = [*made, f"--parent={os.getpid()}"]
     # The password must not appear in the process list.
     environment = {**os.environ, **({"FLOWFABRIC_DSN": dsn} if dsn else {})}
+    if where_to:
+        environment.setdefault("FLOWFABRIC_PUBLIC_URL", f"http://{where_to}")  # links lead to the server
     with address(dsn) as chosen:
         where = "the embedded server" if is_embedded(dsn) else "the database of --dsn or FLOWFABRIC_DSN"
         if is_embedded(dsn):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
     from flowfabric.values.execution import ExecutionInfo, Outcome
+    from flowfabric.values.failure import Failures
     from flowfabric.values.ids import ExecutionId
 
 _DEFAULT = [State.FAILED, State.EXPIRED]
@@ -30,7 +31,12 @@ def failures(
     *,
     wanted: Filter,
     summary: Annotated[
-        bool, typer.Option("--summary", "-S", help="Group by kind, state and failure, with counts.")
+        bool,
+        typer.Option(
+            "--summary",
+            "-S",
+            help="Group by kind, state, error type and text, with counts; ids and numbers in a text count as equal.",
+        ),
     ] = False,
     limit: Annotated[
         int | None,
@@ -60,6 +66,14 @@ def failures(
     are_stopped = "stopped" in wanted.arguments
 
     async def work(engine: Engine) -> None:
+        if summary and codecs is None and chosen.arguments.get("order_by") == "ended":
+            with _output.busy("reading"):
+                grouped = await _grouped(engine, chosen, most)
+            _show(grouped, as_json=json, wide=wide)
+            if not json:
+                await _hint(engine, grouped.examined, wanted, is_more=not grouped.is_complete)
+            return
+        # Texts that codecs sealed, and executions that changed code stopped, are grouped here: the database cannot.
         with _output.busy("reading"):
             found, is_more = await _find(engine, chosen, most, codecs)
         if summary:
@@ -68,18 +82,57 @@ def failures(
             _list(found, is_complete=not is_more, as_json=json, wide=wide, are_stopped=are_stopped)
         if json:
             return
-        if not found:
-            _output.note("no failures match" if wanted else "no execution failed or expired")
-        elif is_more:
-            _output.note(f"there is more: these are the last {len(found)}; raise --limit to see older ones")
-        if are_stopped and found:
+        if not are_stopped:
+            await _hint(engine, len(found), wanted, is_more=is_more)
+            return
+        _tell(len(found), wanted, is_more=is_more)
+        if found:
             from flowfabric.values.history import how_to_fit  # noqa: PLC0415
 
             _output.note(how_to_fit(*(why for _, why in found)))
-        elif not are_stopped and (count := await stopped_count(engine)):
-            _output.note(f"changed code stopped {count}: see `flowfabric failures --stopped`")
 
     ask(dsn, work)
+
+
+async def _hint(engine: Engine, count: int, wanted: Filter, *, is_more: bool) -> None:
+    _tell(count, wanted, is_more=is_more)
+    if stopped := await stopped_count(engine):
+        _output.note(f"changed code stopped {stopped}: see `flowfabric failures --stopped`")
+
+
+def _tell(count: int, wanted: Filter, *, is_more: bool) -> None:
+    if not count:
+        _output.note("no failures match" if wanted else "no execution failed or expired")
+    elif is_more:
+        _output.note(f"there is more: these are the last {count}; raise --limit to see older ones")
+
+
+async def _grouped(engine: Engine, chosen: Filter, most: int) -> Failures:
+    given = {name: value for name, value in chosen.arguments.items() if name not in ("order_by", "namespace")}
+    if "namespace" in chosen.arguments:
+        given["namespaces"] = [chosen.arguments["namespace"]]
+    return await engine.list_failures(**given, most=min(most, 50_000), limit=1000)
+
+
+def _show(found: Failures, *, as_json: bool, wide: bool) -> None:
+    if as_json:
+        _output.document(found)
+        return
+    if found.groups:
+        _output.table(
+            [
+                Column("COUNT"), Column("KIND", cut=12), Column("STATE"), Column("LAST", drop=1),
+                Column("FAILURE", cut=24), Column("EXAMPLE"),
+            ],
+            [
+                (
+                    one.count, one.execution_kind, one.public_state, one.last_ended_at,
+                    ": ".join(filter(None, (one.error_type, one.message))), one.last_execution_id,
+                )
+                for one in found.groups
+            ],
+            wide=wide,
+        )  # fmt: skip
 
 
 async def stopped_count(engine: Engine) -> str:
@@ -162,17 +215,19 @@ def _summarise(
             {
                 "execution_kind": key[0],
                 "public_state": key[1],
-                "failure": why,
+                "error_type": None,
+                "message": why,
                 "count": 0,
                 "last_ended_at": None,
-                "example": one.execution_id,
+                "last_execution_id": one.execution_id,
+                "last_text": why,
             },
         )
         group["count"] += 1
         ended, last = one.completed_at, group["last_ended_at"]
         if isinstance(ended, datetime) and (last is None or ended > last):
             group["last_ended_at"] = ended
-            group["example"] = one.execution_id
+            group["last_execution_id"] = one.execution_id
     ordered = sorted(groups.values(), key=lambda group: -group["count"])
     if as_json:
         _output.document({"groups": ordered, "examined": len(found), "is_complete": is_complete})
@@ -180,7 +235,10 @@ def _summarise(
     if ordered and are_stopped:
         _output.table(
             [Column("COUNT"), Column("KIND", cut=12), Column("WHY", folds=True), Column("EXAMPLE")],
-            [(group["count"], group["execution_kind"], group["failure"], group["example"]) for group in ordered],
+            [
+                (group["count"], group["execution_kind"], group["message"], group["last_execution_id"])
+                for group in ordered
+            ],
             wide=wide,
         )
     elif ordered:
@@ -192,7 +250,7 @@ def _summarise(
             [
                 (
                     group["count"], group["execution_kind"], group["public_state"], group["last_ended_at"],
-                    group["failure"], group["example"],
+                    group["message"], group["last_execution_id"],
                 )
                 for group in ordered
             ],

@@ -135,25 +135,21 @@ class Subscription(Generic[T_co]):
             else:
                 await self._fill()
 
-    async def batch(self, within: float) -> list[T_co]:
-        """Return the events that are there, or those that come next; none after so many seconds, or after `wake`.
+    async def batch(self) -> list[T_co]:
+        """Return the events that are there, or wait for the next ones; none after `wake`.
 
-        Of two calls that return none, `cursor` may differ: events that do not match were passed over.
+        Meanwhile `cursor` moves past events that do not match.
         """
-        until = time.monotonic() + within
         self._is_woken = False
         while not self._buffer:
             if self._why is not None:
                 self._end()
                 raise StreamDisconnected(self._why, cursor=self.cursor)
-            left = until - time.monotonic()
-            if self._is_closed or self._is_woken or left <= 0:
+            if self._is_closed or self._is_woken:
                 return []
             if self.is_attached:
                 self._news.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left):
-                        await self._news.wait()
+                await self._news.wait()
             else:
                 await self._fill()
         found = [self._make(event) for event in self._buffer]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from starlette.applications import Starlette
@@ -23,6 +23,8 @@ from flowfabric.server.service import Keys, Service
 
 if TYPE_CHECKING:
     from flowfabric.app.app import App
+
+_UNKNOWN_PATH: Final = "there is nothing at this path; GET /openapi.json lists all operations"
 
 
 class Branch:
@@ -87,7 +89,7 @@ class TableRouter(Router):
                     problem = Problem(
                         405,
                         "method_not_allowed",
-                        f"there is no {method} of this path",
+                        f"this path has no {method}",
                         headers={"Allow": ", ".join(allowed)},
                     )
                     await dispatch.respond(scope, send, dispatch.refused(problem, scope))
@@ -133,13 +135,11 @@ async def _http_problem(request: Request, error: Exception) -> Response:
     """What Starlette refuses, as a problem."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _response(request, Problem(404, "not_found", f"there is no {request.method} of this path"))
+        return _response(request, Problem(404, "not_found", _UNKNOWN_PATH))
     if error.status_code == 405:
         return _response(
             request,
-            Problem(
-                405, "method_not_allowed", "there is no such method of this path", headers=dict(error.headers or {})
-            ),
+            Problem(405, "method_not_allowed", "this path has no such method", headers=dict(error.headers or {})),
         )
     return _response(request, Problem(error.status_code, "bad_request", error.detail))
 

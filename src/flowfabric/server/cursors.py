@@ -11,6 +11,7 @@ import msgspec
 from flowfabric.server.problems import FieldError, Problem
 
 _FORM: Final = re.compile(r"(.+)~([0-9a-f]{12})", re.DOTALL)
+_DIGITS: Final = 18  # of numbers that the database can store
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -27,6 +28,13 @@ def unseal(text: str, *filters: Any) -> str:
     if found[2] != _digest(filters):
         raise _refused("belongs to a list with other filters", "next_cursor of a page with the same filters")
     return found[1]
+
+
+def number(cursor: str) -> int:
+    """A cursor that is a number."""
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= _DIGITS):
+        raise _refused("cannot be read", "next_cursor of a page")
+    return int(cursor)
 
 
 def _digest(filters: Any) -> str:

@@ -35,8 +35,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 REQUEST_ID: Final = "flowfabric.request_id"  # in the scope: set by the first part that needs it
 OPERATION: Final = "flowfabric.operation"
 CALLER: Final = "flowfabric.caller"
-_NOBODY: Final = Caller(name="")
 _KEY_LIMIT: Final = 255
+_ONCE: Final = frozenset((b"authorization", b"idempotency-key"))  # a proxy may have heeded the other one
 
 
 class Endpoint:
@@ -47,6 +47,8 @@ class Endpoint:
         self._service = service
         self._reader = Reader(operation)
         self._writer = Writer(operation)
+        # Its answer may come long after the key was looked up.
+        self._waits = not {"wait", "block_seconds"}.isdisjoint(operation.query.__struct_fields__)
         self._has_cursor = "cursor" in operation.query.__struct_fields__
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send, values: Sequence[str]) -> None:
@@ -62,7 +64,7 @@ class Endpoint:
 
     async def _answer(self, scope: ASGIScope, receive: Receive, values: Sequence[str]) -> Finished:
         operation, service = self.operation, self._service
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+        headers = _headers(scope)
         client = scope.get("client")
         caller = await self._caller(headers, client[0] if client else "")
         scope[CALLER] = caller
@@ -92,13 +94,27 @@ class Endpoint:
         if (tag := headers.get(b"if-match")) is not None:
             call.if_match = tag.decode("latin-1")
         if operation.within is Within.GIVEN:
-            named = getattr(query, "namespace", None)
-            call.namespace = given_namespace(caller, getattr(body, "namespace", None) if named is None else named)
+            if hasattr(query, "namespace"):
+                call.namespace = given_namespace(caller, query.namespace)
+            else:
+                call.namespace = given_namespace(caller, getattr(body, "namespace", None), pointer="/namespace")
         if self._has_cursor and query.cursor is not None:
             call.query = replace(query, cursor=cursors.unseal(query.cursor, *self._writer.filters(call)))
         if operation.is_audited or _is_kept(call):
             return await self._in_transaction(call, data, scope)
-        return await self._finished(call, await self._handle(call))
+        finished = await self._finished(call, await self._handle(call))
+        if self._waits:
+            await self._caller(headers, caller.address)
+        if isinstance(finished.pieces, Feed) and operation.scope is not None:
+            finished.pieces.is_allowed = lambda: self._is_still(caller, headers)
+        return finished
+
+    async def _is_still(self, caller: Caller, headers: dict[bytes, bytes]) -> bool:
+        """Whether the API key of a request works as it did."""
+        try:
+            return await self._caller(headers, caller.address) == caller
+        except Problem:
+            return False
 
     async def _handle(self, call: Call) -> Any:
         if call.caller.namespaces is not None:
@@ -147,12 +163,23 @@ class Endpoint:
             raise Problem(
                 401,
                 "unauthenticated",
-                "no valid API key is shown",
+                "there is no valid API key; send it as `Authorization: Bearer ffk_...`",
                 headers={"WWW-Authenticate": 'Bearer realm="flowfabric"'},
             )
         if scope not in caller.scopes and Scope.ADMIN not in caller.scopes:
             raise Problem(403, "forbidden", f"the API key lacks the scope {scope}")
         return caller
+
+
+def _headers(scope: ASGIScope) -> dict[bytes, bytes]:
+    given: list[tuple[bytes, bytes]] = scope["headers"]
+    headers = dict(given)
+    if len(headers) < len(given):
+        names = [name for name, _ in given]
+        for name in _ONCE:
+            if names.count(name) > 1:
+                raise Problem(400, "bad_request", f"the header {name.decode()} is given more than once")
+    return headers
 
 
 def _is_kept(call: Call) -> bool:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
+from flowfabric.errors import NotFound
 from flowfabric.server import problems
 from flowfabric.server.call import Call, Caller
 from flowfabric.server.operation import Within
 from flowfabric.server.problems import FieldError, Problem
+from flowfabric.values.budget import BudgetStatus
 from flowfabric.values.checks import MAX_BATCH
-from flowfabric.values.ids import ExecutionId, FlowId
+from flowfabric.values.ids import BudgetId, ExecutionId, FlowId, parse_uuid
+
+NAMESPACE: Final = "namespace"  # the type of the scope of a budget that belongs to one
 
 
-def given_namespace(caller: Caller, given: str | None) -> str | None:
-    """The namespace that holds; of a key with one namespace, that one. None: all of them, or the default one."""
+def given_namespace(caller: Caller, given: str | None, *, pointer: str | None = None) -> str | None:
+    """The namespace that holds; of a key with one namespace, that one. None: all of them, or the default one.
+
+    `pointer` is where the body names it; None: the query does.
+    """
     allowed = caller.namespaces
     if allowed is None:
         return given
@@ -23,7 +31,14 @@ def given_namespace(caller: Caller, given: str | None) -> str | None:
                 422,
                 "invalid_request",
                 "namespace: must be named, as the API key has several",
-                errors=[FieldError("missing", parameter="namespace", allowed=", ".join(allowed))],
+                errors=[
+                    FieldError(
+                        "missing",
+                        pointer=pointer,
+                        parameter="namespace" if pointer is None else None,
+                        allowed=", ".join(allowed),
+                    )
+                ],
             )
         return allowed[0]
     if given not in allowed:
@@ -48,6 +63,39 @@ async def check_flow(call: Call, flow_id: FlowId | None) -> None:
         return
     if not (await call.engine.in_namespaces(call.caller.namespaces, [], [flow_id]))[0]:
         raise problems.not_found("flow", flow_id)
+
+
+async def check_limits(call: Call, policies: Iterable[Mapping[str, Any] | None]) -> None:
+    """Refuse policies that name limits outside the namespaces of the key: executions use them up, and wait for them.
+
+    Quotas belong to no namespace: the app, or an operator by a binding, lets executions of a namespace count in them.
+    """
+    if call.caller.namespaces is None:
+        return
+    for policy in policies:
+        named = policy or {}
+        for one in (*_listed(named.get("quota_policy_ids")), *_listed(named.get("quota_policy_id"))):
+            raise problems.not_found("quota_policy", one)
+        for one in _listed(named.get("budget_ids")):
+            await own_budget(call, BudgetId(parse_uuid(one, "policy.budget_ids")))
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else () if value is None else (value,)
+
+
+async def own_budget(call: Call, budget_id: BudgetId) -> BudgetStatus:
+    """Read a budget; refuse one of another namespace, or of all, as unknown."""
+    found = await call.engine.get_budget_status(budget_id)
+    if not is_own_budget(call.caller, found):
+        raise NotFound("budget", found.budget_id)
+    return found
+
+
+def is_own_budget(caller: Caller, found: BudgetStatus) -> bool:
+    """Whether a budget belongs to a namespace of the caller."""
+    allowed = caller.namespaces
+    return allowed is None or (found.scope_type == NAMESPACE and found.scope_id in allowed)
 
 
 async def own_execution(call: Call, execution_id: ExecutionId) -> None:

@@ -62,7 +62,9 @@ def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False,
 
     `nested`: it is a node of a flow, to which hooks of the app do not apply.
     """
-    namespace = given_namespace(call.caller, given.namespace) if in_batch else call.namespace
+    namespace = call.namespace
+    if in_batch:
+        namespace = given_namespace(call.caller, given.namespace, pointer="/namespace")
     app = call.service.app
     task = None if app is None else app.find_task(given.execution_kind)
     execution_id = given.execution_id
@@ -108,7 +110,7 @@ def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False,
         made,
         input_payload=payload,
         payload_encoding=encoding,
-        creator_identity=call.caller.name,
+        creator_identity="" if call.caller.key_id is None else call.caller.name,
         idempotency_key=key,
         execution_id=execution_id,
         flow_id=given.flow_id,

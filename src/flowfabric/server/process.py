@@ -256,11 +256,11 @@ class ServerProcess:
             command = "flowfabric api-keys create NAME --scope admin"
             if not options.is_loopback:
                 raise InvalidInput(
-                    f"nobody could use it: there is no API key; make one with `{command}`",
+                    f"there is no API key, so every request would be refused; create one with `{command}`",
                     field="--listen",
                     allowed="a public address once there is a key",
                 )
-            log.warning("there is no API key, so that every request is refused; make one with `%s`", command)
+            log.warning("there is no API key, so every request is refused; create one with `%s`", command)
         if not self._is_embedded and await connects_as_owner(engine):  # the embedded server has no other user
             words = "the database user owns the schema: connect with one that has the role operate"
             if not options.is_loopback:

@@ -96,9 +96,9 @@ class Schemas:
         found = [self.of(one, answer=answer) for one in members if one is not UnsetType]
         if len(found) == 1:
             return found[0]
-        types = [one["type"] for one in found if one.keys() == {"type"}]
-        if len(types) == len(found):
-            return {"type": types}
+        if all(one.keys() == {"type"} for one in found):
+            types = list(dict.fromkeys(one["type"] for one in found))
+            return {"type": types if len(types) > 1 else types[0]}
         return {"anyOf": found}
 
     def _record(self, record: type[Struct], *, answer: bool, status: str | None = None) -> str:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ import msgspec
 from flowfabric.bridges import sse
 from flowfabric.client.following import Follower
 from flowfabric.contracts.codecs import CannotDecode
-from flowfabric.errors import CursorRefused, StreamDisconnected, Unavailable
+from flowfabric.errors import CursorRefused, FlowFabricError, StreamDisconnected, Unavailable
 from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.stream import Frame, KeepAlive
 
@@ -41,11 +42,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.sse")
 COMMENT_SECONDS = 15.0
 SEND_SECONDS = 30.0
+CHECK_SECONDS = 5.0  # how often the API keys of clients are looked up again: as long as a lookup is remembered
+TICK_SECONDS = 1.0  # one timer for all clients: each of their own would cost more than the event
 RETRY_MS = 1000  # after which a browser connects again
 ABORT = "flowfabric.abort"  # the extension of a scope that ends the connection without waiting for the client
 _COMMENT = b": keep-alive\n\n"
 _KEPT_BYTES = 4 * 1024 * 1024
 _END = "/end"
+_LONG = timedelta(hours=1)  # readers of frames are woken for their comments, as those of events are
 _T = TypeVar("_T")
 
 
@@ -53,6 +57,9 @@ class Waits(Protocol):
     """Something that waits, until it is woken."""
 
     def wake(self) -> None: ...
+
+    def tick(self, now: float) -> None:
+        """Another second has passed."""
 
 
 class Clients:
@@ -62,6 +69,7 @@ class Clients:
         self._drain = drain
         self._waiting: set[Waits] = set()
         self._watcher: asyncio.Task[None] | None = None
+        self._guard: asyncio.Task[None] | None = None
         self._kept: dict[Hashable, bytes] = {}
         self._kept_bytes = 0
         self.following = 0  # clients of server-sent events, now
@@ -84,18 +92,40 @@ class Clients:
         self._waiting.add(one)
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._until_drain(), name="flowfabric drain of clients")
+        if self._guard is None and isinstance(one, Feed) and one.is_allowed is not None:
+            self._guard = asyncio.create_task(self._check_keys(), name="flowfabric keys of clients")
 
     def leave(self, one: Waits) -> None:
         """It no longer waits."""
         self._waiting.discard(one)
-        if not self._waiting and self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
+        if not self._waiting:
+            for task in (self._watcher, self._guard):
+                if task is not None:
+                    task.cancel()
+            self._watcher = self._guard = None
 
     async def _until_drain(self) -> None:
-        await self._drain.wait()
+        clock = asyncio.get_running_loop().time
+        while not self._drain.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_SECONDS):
+                    await self._drain.wait()
+            now = clock()
+            for one in list(self._waiting):
+                one.tick(now)
         for one in list(self._waiting):
             one.wake()
+
+    async def _check_keys(self) -> None:
+        """End the streams of API keys that no longer work."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            for one in list(self._waiting):
+                if isinstance(one, Feed) and one.is_allowed is not None:
+                    with contextlib.suppress(FlowFabricError):  # without the database nobody knows, and nothing is sent
+                        if not await one.is_allowed():
+                            one.end()
+                    await asyncio.sleep(0)
 
     async def unless_draining(self, work: Coroutine[Any, Any, _T]) -> _T | None:
         """Return what a long wait returns; None if the process stops meanwhile."""
@@ -136,26 +166,43 @@ class _Cancelled:
         self.is_woken = True
         self.task.cancel()
 
+    def tick(self, now: float) -> None:
+        pass
+
 
 class Feed(AsyncIterator[bytes]):
     """What one client gets: pieces of the body, until the client leaves or nothing can follow."""
 
+    is_followed = True  # it counts as a client of server-sent events
+
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
+        self.is_allowed: Callable[[], Awaitable[bool]] | None = None  # asks whether its API key still works
+        self.is_ended = False
+        self.task: asyncio.Task[Any] | None = None  # that serves it
         self._pieces: AsyncGenerator[bytes, None] | None = None
+        self._sent_at = asyncio.get_running_loop().time()
+        self.is_sending = False
+        self._cut_off: Callable[[], None] | None = None
+
+    def end(self) -> None:
+        """End the response now."""
+        if self.task is not None and not self.is_ended:
+            self.is_ended = True
+            self.task.cancel()
 
     async def __anext__(self) -> bytes:
         if self._pieces is None:
             self._pieces = self.pieces()
             self.clients.join(self)
-            self.clients.count(1)
+            self.clients.count(int(self.is_followed))
         return await anext(self._pieces)
 
     async def aclose(self) -> None:
         """End it; nothing is left behind."""
         if self._pieces is not None:
             self.clients.leave(self)
-            self.clients.count(-1)
+            self.clients.count(-int(self.is_followed))
             await self._pieces.aclose()
             self._pieces = None
 
@@ -163,9 +210,43 @@ class Feed(AsyncIterator[bytes]):
         """Write the events as they come."""
         raise NotImplementedError
 
+    async def send_all(self, send: Send, cut_off: Callable[[], None]) -> None:
+        """Send the pieces. A client that takes nothing for too long is cut off."""
+        self._cut_off = cut_off
+        clock = asyncio.get_running_loop().time
+        async for piece in self:
+            self.is_sending, self._sent_at = True, clock()
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self.is_sending = False
+
+    def tick(self, now: float) -> None:
+        """Write a comment after a silence, and cut off a client that takes nothing."""
+        if self.is_sending:
+            if now - self._sent_at >= SEND_SECONDS and self._cut_off is not None:
+                self._cut_off()
+        elif now - self._sent_at >= COMMENT_SECONDS:
+            self._sent_at = now
+            self.wake()
+
     def wake(self) -> None:
         """Let it see that the process stops."""
         raise NotImplementedError
+
+
+class Lines(Feed):
+    """Pieces of an answer that ends by itself."""
+
+    is_followed = False
+
+    def __init__(self, clients: Clients, lines: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(clients)
+        self._lines = lines
+
+    def pieces(self) -> AsyncGenerator[bytes, None]:
+        return self._lines
+
+    def wake(self) -> None:
+        """It does not wait."""
 
 
 class LogFeed(Feed):
@@ -228,7 +309,7 @@ class LogFeed(Feed):
             yield b"retry: %d\n%b" % (RETRY_MS, self._first)
             while not self.clients.is_draining:
                 try:
-                    found = await self._events.batch(COMMENT_SECONDS)
+                    found = await self._events.batch()
                 except CursorRefused as error:
                     yield await self._reset(error)
                     continue
@@ -278,7 +359,7 @@ class StreamFeed(Feed):
             after=None if after is None else after.removesuffix(_END),
             attempt=attempt,
             live=live,
-            keep_alive=COMMENT_SECONDS,
+            keep_alive=_LONG,
         ).on(engine, None)
 
     async def open(self) -> bool:
@@ -288,6 +369,7 @@ class StreamFeed(Feed):
         return not (self._has_ended and page.closed_at is not None and not page.frames)
 
     def wake(self) -> None:
+        """Let it write a comment, or see that the process stops."""
         self._follower.wake()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -333,7 +415,8 @@ async def serve(feed: Feed, scope: Scope, receive: Receive, send: Send) -> None:
     """
     own = asyncio.current_task()
     assert own is not None
-    has_left = False
+    feed.task = own
+    has_left = is_stuck = False
 
     async def watch() -> None:
         nonlocal has_left
@@ -342,25 +425,31 @@ async def serve(feed: Feed, scope: Scope, receive: Receive, send: Send) -> None:
         has_left = True
         own.cancel()
 
+    def cut_off() -> None:
+        nonlocal is_stuck
+        is_stuck = True
+        own.cancel()
+
     watcher = asyncio.create_task(watch(), name="flowfabric client of events")
     try:
-        async for piece in feed:
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await feed.send_all(send, cut_off)
         watcher.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     except asyncio.CancelledError:
-        if not has_left:
+        if not (has_left or is_stuck or feed.is_ended):
             raise
         own.uncancel()
-    except TimeoutError:
         watcher.cancel()
-        feed.clients.cut_off += 1
-        log.info("a client of server-sent events took nothing for %g seconds: it is cut off", SEND_SECONDS)
-        abort = scope.get("extensions", {}).get(ABORT)
-        if abort is not None:
-            abort()
-            await asyncio.sleep(0)  # the server notices
+        if is_stuck:
+            feed.clients.cut_off += 1
+            log.info("a client of a stream took nothing for %g seconds: it is cut off", SEND_SECONDS)
+        if is_stuck or feed.is_sending:
+            abort = scope.get("extensions", {}).get(ABORT)
+            if abort is not None:
+                abort()
+                await asyncio.sleep(0)  # the server notices
+        elif not has_left:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
         watcher.cancel()
         await feed.aclose()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,9 +13,12 @@ from msgspec import Struct
 from flowfabric.contracts import json_form
 from flowfabric.engine.reads import Place
 from flowfabric.errors import Conflict, InvalidInput
+from flowfabric.server import cursors
 from flowfabric.server.call import Answer, Call, EventStream, Page
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
+from flowfabric.server.sse import Lines
+from flowfabric.server.visible import execution_for
 from flowfabric.values.api_key import ApiKey, check_key_id
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.keystore import RotationNoop
@@ -190,14 +193,12 @@ async def list_audit(call: Call) -> Page:
     outcome: `ok` or the kind of the refusal.
     """
     query: ListAudit = call.query
-    if query.cursor is not None and not query.cursor.isdigit():
-        raise InvalidInput("cannot be read", field="cursor", allowed="a next_cursor of this list")
     found = await call.engine.list_operator_audit(
         AuditFilter(
             actor=query.actor, key_id=query.key_id, operation=query.operation, target=query.target,
             outcome=query.outcome, since=query.since, until=query.until,
         ),
-        before=None if query.cursor is None else int(query.cursor),
+        before=None if query.cursor is None else cursors.number(query.cursor),
         limit=query.limit,
     )  # fmt: skip
     return Page(items=found.items, next_cursor=None if found.next_cursor is None else str(found.next_cursor))
@@ -214,10 +215,10 @@ async def export_executions(call: Call) -> Answer:
     A line has what `GET /v1/executions/{execution_id}` returns, and `input` and `result`, unless the API key hides
     payloads. An export that breaks off continues with `created_before` of its last line.
     """
-    return Answer(body=EventStream(pieces=_lines(call), media="application/x-ndjson"))
+    return Answer(body=EventStream(pieces=Lines(call.service.clients, _lines(call)), media="application/x-ndjson"))
 
 
-async def _lines(call: Call) -> AsyncIterator[bytes]:
+async def _lines(call: Call) -> AsyncGenerator[bytes, None]:
     query: ExportExecutions = call.query
     cursor: Place | None = None
     while True:
@@ -237,19 +238,19 @@ async def _exported(call: Call, execution_id: ExecutionId) -> Any:
     found = await call.engine.read_execution(execution_id)
     if found is None:
         return None  # deleted meanwhile
-    line = json_form.to_json(found)
-    hides, codecs = call.caller.hides_payloads, call.service.codecs
-    for lease in ("current_lease", "lost_lease"):
-        if isinstance(line.get(lease), dict):
-            line[lease]["lease_id"] = None
-    if hides:
-        return {**line, "failure_reason": None, "progress_message": None, "input": None, "result": None}
-    context = await call.engine.read_execution_context(execution_id)
+    line = json_form.to_json(execution_for(call, found))
+    line["input"] = line["result"] = None
+    if call.caller.hides_payloads:
+        return line
+    codecs = call.service.codecs
+    try:
+        given = await call.engine.read_execution_context(execution_id)
+    except InvalidInput:
+        return None
+    line["input"] = json_form.payload_or_problem(given.input_payload, given.payload_encoding, codecs, execution_id)
     result = await call.engine.read_result(execution_id)
-    line["input"] = json_form.payload_or_problem(context.input_payload, context.payload_encoding, codecs, execution_id)
-    line["result"] = (
-        None if result is None else json_form.payload_or_problem(result.payload, result.encoding, codecs, execution_id)
-    )
+    if result is not None:
+        line["result"] = json_form.payload_or_problem(result.payload, result.encoding, codecs, execution_id)
     return line
 
 

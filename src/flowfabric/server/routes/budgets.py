@@ -12,7 +12,7 @@ from flowfabric.errors import Contention, InvalidInput, NotFound
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.definitions import check_definition, stale, tag_of
 from flowfabric.server.members import Limit, named, span
-from flowfabric.server.namespace import own_execution, own_executions
+from flowfabric.server.namespace import NAMESPACE, is_own_budget, own_budget, own_execution, own_executions
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.values.budget import (
@@ -30,7 +30,6 @@ from flowfabric.values.ids import BudgetId, ExecutionId
 
 Amounts = dict[str, Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]]
 Changes = dict[str, Annotated[int, Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]]
-_NAMESPACE = "namespace"
 
 
 class ListBudgets(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,9 +109,9 @@ async def list_budgets(call: Call) -> Page:
     asked: ListBudgets = call.query
     scope_type, scope_id = asked.scope_type, asked.scope_id
     if call.namespace is not None:
-        if scope_type not in (None, _NAMESPACE) or scope_id not in (None, call.namespace):
+        if scope_type not in (None, NAMESPACE) or scope_id not in (None, call.namespace):
             return Page(items=())
-        scope_type, scope_id = _NAMESPACE, call.namespace
+        scope_type, scope_id = NAMESPACE, call.namespace
     page = await call.engine.list_budgets(
         scope_type=scope_type,
         scope_id=scope_id,
@@ -133,11 +132,11 @@ async def create_budget(call: Call) -> Answer:
     asked: CreateBudget = call.body
     scope_type, scope_id = asked.scope_type, asked.scope_id
     if call.namespace is not None:
-        if (scope_type, scope_id) not in (("", ""), (_NAMESPACE, call.namespace)):
+        if (scope_type, scope_id) not in (("", ""), (NAMESPACE, call.namespace)):
             raise InvalidInput(
                 f"got {scope_type} {scope_id}", field="scope_type", allowed=f"no scope, or namespace {call.namespace}"
             )
-        scope_type, scope_id = _NAMESPACE, call.namespace
+        scope_type, scope_id = NAMESPACE, call.namespace
     if call.caller.namespaces is not None:
         await _refuse_foreign(call, asked)
     dimensions = list(dict.fromkeys((*asked.hard_limits, *asked.soft_limits)))
@@ -171,7 +170,7 @@ async def _refuse_foreign(call: Call, asked: CreateBudget) -> None:
             found = await call.engine.get_budget_status(one)
         except NotFound:
             continue
-        if not _is_own(call, found):
+        if not is_own_budget(call.caller, found):
             raise Problem(409, "conflict", "the name or id is taken")
 
 
@@ -272,16 +271,7 @@ async def read_usage(call: Call) -> Page:
 
 
 async def _own(call: Call) -> BudgetStatus:
-    """The budget of the path; unknown if it belongs to another namespace than those of the key."""
-    found = await call.engine.get_budget_status(call.path["budget_id"])
-    if not _is_own(call, found):
-        raise NotFound("budget", found.budget_id)
-    return found
-
-
-def _is_own(call: Call, found: BudgetStatus) -> bool:
-    allowed = call.caller.namespaces
-    return allowed is None or (found.scope_type == _NAMESPACE and found.scope_id in allowed)
+    return await own_budget(call, call.path["budget_id"])
 
 
 def _tag(found: BudgetStatus) -> str:

@@ -62,7 +62,7 @@ async def _begin(call: Call, operation: BulkOperation) -> Answer:
     body: ChangeMany = call.body
     given: dict[str, Any] = {name: getattr(body.filter, name) for name in BulkFilter.__struct_fields__}
     if body.filter != BulkFilter():  # the namespace of the key alone is no filter
-        given["namespace"] = given_namespace(call.caller, body.filter.namespace)
+        given["namespace"] = given_namespace(call.caller, body.filter.namespace, pointer="/filter/namespace")
     wanted = ExecutionFilter(**given)
     if body.dry_run:
         return Answer(body=await call.engine.preview_bulk(operation, wanted), target="dry run")

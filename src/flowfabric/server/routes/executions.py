@@ -11,9 +11,9 @@ from msgspec import Meta, Struct
 from flowfabric.contracts import json_form
 from flowfabric.engine.reads import Place
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
-from flowfabric.server import problems, visible
+from flowfabric.server import cursors, problems, visible
 from flowfabric.server.call import Answer, Call, Page
-from flowfabric.server.namespace import check_flow
+from flowfabric.server.namespace import check_flow, check_limits
 from flowfabric.server.new_execution import SubmitExecution, new_execution
 from flowfabric.server.operation import LARGE, Instant, Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem, ProblemDocument
@@ -174,6 +174,7 @@ async def submit_execution(call: Call) -> Answer:
     """
     item = new_execution(call, call.body)
     await check_flow(call, item.flow_id)
+    await check_limits(call, [call.body.policy])
     made = await call.service.submissions.submit(item)
     await _check_known(call, item, made)
     return Answer(
@@ -205,6 +206,7 @@ async def submit_batch(call: Call) -> BatchSubmitted:
         try:
             item = new_execution(call, one, in_batch=True)
             await check_flow(call, item.flow_id)
+            await check_limits(call, [one.policy])
             items.append(item)
             places.append(place)
         except (FlowFabricError, Problem) as error:
@@ -312,7 +314,9 @@ async def list_signals(call: Call) -> Page:
     """List the signals that an execution received, oldest first."""
     query: PageQuery = call.query
     target: ExecutionId = call.path["execution_id"]
-    found = await call.engine.read_signals(target, after=int(query.cursor or 0), limit=query.limit)
+    found = await call.engine.read_signals(
+        target, after=0 if query.cursor is None else cursors.number(query.cursor), limit=query.limit
+    )
     items = [visible.signal_for(call, one, target) for one in found.items or await _none(call)]
     return Page(items=items, next_cursor=None if found.next_cursor is None else str(found.next_cursor))
 

@@ -17,6 +17,7 @@ from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, TimedOut,
 from flowfabric.server.answers import etag
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.graphs import FlowNode, Graph, Join, located
+from flowfabric.server.namespace import check_limits
 from flowfabric.server.operation import LARGE, Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.server.visible import check_payloads, opened
@@ -245,6 +246,7 @@ async def submit_flow(call: Call) -> Answer:
         flow_id = FlowId(uuid5(KEYS, f"{namespace}\0{body.flow_kind}\0{key}"))
     else:
         flow_id = FlowId(mint_uuid() if body.flow_id is None else body.flow_id)
+    await check_limits(call, [one.policy for one in body.nodes.values()])
     if body.nodes:
         graph = Graph(call, flow_id, body.nodes, namespace=namespace)
         try:
@@ -283,6 +285,7 @@ async def extend_flow(call: Call) -> Answer:
     """
     flow_id, body = call.path["flow_id"], call.body
     stored = await _existing(call)
+    await check_limits(call, [one.policy for one in body.nodes.values()])
     seed = None if call.idempotency_key is None else uuid5(flow_id, call.idempotency_key)
     members = await _nodes(call, flow_id) if _names_others(body.nodes) else {}
     members = {**{str(one): one for one in members.values()}, **members}

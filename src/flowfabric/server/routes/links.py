@@ -47,6 +47,7 @@ _HTML: Final = "text/html; charset=utf-8"
 _FORM: Final = "application/x-www-form-urlencoded"
 _SOURCE: Final = "link"
 _NAMES: Final = ("approved", "rejected")
+_BUTTONS: Final = {"approved": "Approve", "rejected": "Reject"}  # names of a task's own are shown as they are
 _MOST_NAMES: Final = 20
 _GONE: Final = "This link is not valid, has been used, or has expired."
 _HEADERS: Final = {
@@ -101,9 +102,9 @@ async def open_link(call: Call) -> Answer:
 async def answer_link(call: Call) -> Answer:
     """Answer a wait by its link.
 
-    A program sends the payload as JSON and the name of the signal as `?name=`; with an `Idempotency-Key` a repeated
-    request is a duplicate. The form of the page sends both as a form. The payload must fit what the task waits for
-    (422 otherwise, and the wait stays open).
+    A program sends the payload as the body, in JSON, and the name of the signal as `?name=`; without it the name is
+    `callback`. With an `Idempotency-Key` a repeated request is a duplicate. The page sends both as a form. The payload
+    must fit what the task waits for (422 otherwise, and the wait stays open).
     """
     callback = _parsed(call)
     if callback is None:
@@ -269,6 +270,11 @@ def _gone(call: Call) -> Problem:
 async def _misfit(call: Call, callback: Callback, given: _Given, error: PayloadRefused) -> Problem:
     problem = problems.problem_of(error)
     problem.members.pop("execution_id", None)
+    # The body of a link is the payload itself.
+    problem.errors = tuple(
+        msgspec.structs.replace(one, pointer=one.pointer.removeprefix("/payload")) if one.pointer else one
+        for one in problem.errors
+    )
     asked = await _asked(call, callback) if _is_browser(call) else None
     answer = _plain(call, problem) if asked is None else _page(call, 422, asked=asked, wrong=error, payload=given.text)
     problem.answer = replace(answer, target=_target(callback))
@@ -285,7 +291,7 @@ def _page(call: Call, status: int, *, title: str = "Your answer is needed", **va
     asked: AskedByLink | None = values.get("asked")
     page = template().render(
         title=title,
-        names=(asked.signal_names or _NAMES) if asked else (),
+        buttons=[(name, _BUTTONS.get(name, name)) for name in (asked.signal_names or _NAMES)] if asked else (),
         once=uuid4().hex,
         **{"asked": None, "wrong": None, "payload": "", "text": "", **values},
     )

@@ -1,0 +1,180 @@
+"""The table of operations is whole, and everything that is made from it agrees with it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import get_type_hints
+from uuid import uuid4
+
+import httpx
+import jsonschema
+from msgspec.structs import fields
+
+import flowfabric as ff
+from flowfabric.server.answers import union_members
+from flowfabric.server.openapi import document, statuses
+from flowfabric.server.operation import CONTROL, Empty, Repeats, Scope, Within
+from flowfabric.server.operations import BY_NAME, NOT_BEHIND_HTTP, OPERATIONS
+from tests.docs.pages import ROOT, load
+from tests.each import Rows
+from tests.server.conftest import MakeClient
+
+DOCUMENT = document(OPERATIONS)
+
+
+def test_every_operation_of_the_engine_is_behind_http_or_has_a_reason_not_to_be() -> None:
+    engine = {name for name, one in inspect.getmembers(ff.Engine) if not name.startswith("_") and callable(one)}
+    offered = {name for one in OPERATIONS for name in one.engine}
+    assert engine - offered - NOT_BEHIND_HTTP.keys() == set()
+    assert offered - engine == set()
+    assert NOT_BEHIND_HTTP.keys() - engine == set()
+    assert NOT_BEHIND_HTTP.keys() & offered == set()
+
+
+def test_names_and_paths_are_unique() -> None:
+    assert len(BY_NAME) == len(OPERATIONS)
+    places = [(one.method, re.sub(r"\{\w+\}", "{}", one.path)) for one in OPERATIONS]
+    assert len(set(places)) == len(places)
+
+
+def test_every_operation_is_described_and_consistent() -> None:
+    rows = Rows()
+    for one in OPERATIONS:
+        with rows.row(one.name):
+            words = inspect.cleandoc(one.handler.__doc__ or "")
+            assert words.splitlines()[0].endswith("."), "the first line of the docstring is the summary"
+            assert one.answers
+            assert "return" in get_type_hints(one.handler)
+            if one.method == "GET":
+                assert one.body is None
+                assert one.repeats is Repeats.SAFE
+            elif one.method == "POST":
+                assert one.repeats is not Repeats.SAFE, "a POST heeds Idempotency-Key"
+            if one.chapter != "links":  # pages for people, whose browsers send what they like
+                assert one.body is None or one.body.__struct_config__.forbid_unknown_fields, one.body
+                assert one.query.__struct_config__.forbid_unknown_fields, one.query
+            assert one.limit >= CONTROL
+            if one.within is Within.EXECUTION:
+                assert "{execution_id}" in one.path
+            if one.within is Within.FLOW:
+                assert "{flow_id}" in one.path
+            if one.within is Within.GIVEN:
+                named = {each.name for record in (one.query, one.body or Empty) for each in fields(record)}
+                assert "namespace" in named
+            if one.scope is None:
+                assert not one.path.startswith("/v1/") or one.within is Within.NONE
+            for name in one.links:
+                assert name in BY_NAME
+    rows.tell()
+
+
+def test_the_document_is_openapi_that_refers_only_to_what_it_has() -> None:
+    assert DOCUMENT["openapi"] == "3.1.0"
+    components = DOCUMENT["components"]
+
+    def walk(node: object) -> None:
+        if isinstance(node, dict):
+            if isinstance(ref := node.get("$ref"), str):
+                _, _, kind, name = ref.split("/")
+                assert name in components[kind], ref
+            for each in node.values():
+                walk(each)
+        elif isinstance(node, list):
+            for each in node:
+                walk(each)
+
+    walk(DOCUMENT)
+    for schema in components["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    written = {(method.upper(), path) for path, item in DOCUMENT["paths"].items() for method in item}
+    assert written == {(one.method, one.path) for one in OPERATIONS}
+    for one in OPERATIONS:
+        made = DOCUMENT["paths"][one.path][one.method.lower()]
+        assert made["summary"]
+        assert {int(status) for status in made["responses"]} == {*one.answers, *statuses(one)}
+        assert made["security"] == ([] if one.scope is None else [{"key": [one.scope]}])
+        assert {each["name"] for each in made["parameters"] if each["in"] == "path"} == set(
+            re.findall(r"\{(\w+)\}", one.path)
+        )
+
+
+async def test_the_server_shows_its_document(client_of: MakeClient) -> None:
+    answer = await client_of().get("/openapi.json")
+    assert answer.status_code == 200
+    assert answer.json().keys() == DOCUMENT.keys()
+    again = await client_of().get("/openapi.json", headers={"If-None-Match": answer.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_every_refusal_of_the_table_is_a_problem(client_of: MakeClient, client: httpx.AsyncClient) -> None:
+    nobody = client_of()
+    rows = Rows()
+    for one in (one for one in OPERATIONS if one.chapter != "links"):  # they have one answer for every refusal
+        with rows.row(one.name):
+            path = re.sub(r"\{(\w+)\}", lambda found: "1" if found[1] == "attempt" else str(uuid4()), one.path)
+            if one.scope is not None:
+                await _is_problem(await nobody.request(one.method, path), 401, "unauthenticated")
+            if not one.streams:
+                odd = await client.request(one.method, f"{path}?no_such_parameter=1")
+                problem = await _is_problem(odd, 422, "invalid_request")
+                assert problem["errors"][0]["parameter"] == "no_such_parameter"
+            if "_id}" in one.path and "{worker_id}" not in one.path and "{key_id}" not in one.path:
+                wrong = await client.request(one.method, re.sub(r"\{(\w+_id)\}", "no-id", path_of(one.path)))
+                await _is_problem(wrong, 422, "invalid_request")
+            if one.body is not None:
+                json = {"no_such_member": 1}
+                unknown = await client.request(one.method, path, json=json)
+                problem = await _is_problem(unknown, 422, "invalid_request")
+                assert "/no_such_member" in {each.get("pointer") for each in problem["errors"]}
+                text = await client.request(one.method, path, content=b"x", headers={"Content-Type": "text/plain"})
+                await _is_problem(text, 415, "unsupported_media_type")
+                broken = await client.request(
+                    one.method, path, content=b"{", headers={"Content-Type": "application/json"}
+                )
+                await _is_problem(broken, 400, "invalid_json")
+            if one.method != "GET":
+                long = await client.request(one.method, path, content=b" " * (one.limit + 1))
+                problem = await _is_problem(long, 413, "body_too_large")
+                assert (problem["limit_bytes"], problem["route"]) == (one.limit, one.path)
+    rows.tell()
+
+
+def path_of(template: str) -> str:
+    return re.sub(r"\{(\w+)\}", lambda found: found[0] if found[1].endswith("_id") else "1", template)
+
+
+async def _is_problem(answer: httpx.Response, status: int, code: str) -> dict[str, object]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem: dict[str, object] = answer.json()
+    assert problem["code"] == code
+    assert problem["type"] == f"/problems/{code}"
+    assert problem["title"]
+    assert problem["detail"]
+    return problem
+
+
+async def test_records_and_lists_have_an_etag(client: httpx.AsyncClient) -> None:
+    made = await client.post("/v1/executions", json={"execution_kind": "work"})
+    for path in (made.headers["Location"], "/v1/executions", f"{made.headers['Location']}/attempts"):
+        first = await client.get(path)
+        same = await client.get(path, headers={"If-None-Match": f'"other", {first.headers["etag"]}'})
+        assert (same.status_code, same.content, same.headers["etag"]) == (304, b"", first.headers["etag"])
+    await client.post(f"{made.headers['Location']}/cancel")
+    changed = await client.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert changed.status_code == 304  # it has no attempt yet
+    listed = await client.get("/v1/executions")
+    assert listed.headers["etag"] != (await client.get(made.headers["Location"])).headers["etag"]
+
+
+def test_the_reference_page_is_what_the_table_says() -> None:
+    written = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
+    assert load(ROOT / "scripts" / "http_reference.py", "http_reference").page() == written, (
+        "run scripts/http_reference.py"
+    )
+
+
+def test_scopes_are_those_of_keys() -> None:
+    assert {one.scope for one in OPERATIONS if one.scope is not None} <= set(Scope)
+    assert all(union_members(answer) for one in OPERATIONS for answer in one.answers.values())
