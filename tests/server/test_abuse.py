@@ -150,3 +150,18 @@ async def test_graphs_tell_nothing_of_foreign_executions(keyed: Keyed) -> None:
                 seen.append(str(without_instance(answer)).replace(one, "ID"))
             assert seen[0] == seen[1]
     rows.tell()
+
+
+async def test_if_match_of_a_priority_holds_until_it_is_changed(keyed: Keyed) -> None:
+    client = await keyed.client("admin")
+    target = await submit(keyed.engine)
+    tag = (await client.get(f"/v1/executions/{target}")).headers["etag"]
+    answers = await asyncio.gather(
+        *(
+            client.put(f"/v1/executions/{target}/priority", json={"priority": n}, headers={"If-Match": tag})
+            for n in range(1, 9)
+        )
+    )
+    assert sorted(one.status_code for one in answers) == [200] + [412] * 7
+    now = (await client.get(f"/v1/executions/{target}")).headers["etag"]
+    assert [one.headers["etag"] for one in answers if one.status_code == 200] == [now]

@@ -310,6 +310,11 @@ async def test_requests_are_counted_by_template_and_status() -> None:
     assert 'flowfabric_http_requests_total{method="OTHER",path="unknown",status="405"} 1.0' in text
     assert 'flowfabric_http_request_seconds_bucket{le="0.0001",method="GET",path="/w/{callback}"}' in text
     assert "flowfabric_http_in_flight 0.0" in text
+    rig.service.draining.set()
+    await rig.client.get("/v1/follow")
+    text = rig.text()
+    assert 'flowfabric_http_requests_total{method="GET",path="/v1/follow",status="200"} 1.0' in text
+    assert 'flowfabric_http_request_seconds_count{method="GET",path="/v1/follow"}' not in text
     assert LINK not in text
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
 from flowfabric.engine.batch import raised
 from flowfabric.engine.checks import check_batch, check_filled, check_int
-from flowfabric.errors import FlowFabricError, NotFound
+from flowfabric.errors import Contention, FlowFabricError, NotFound
 from flowfabric.values.attempt import Cancelled
-from flowfabric.values.checks import check_lane, check_tag_key, check_text, escape_text
+from flowfabric.values.checks import check_lane, check_tag_key, check_text, escape_text, moment
 from flowfabric.values.execution import Changed, Replayed
 from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id, parse_flow_id
 from flowfabric.values.state import State
@@ -95,16 +96,29 @@ class Control(Operations):
             raise raised(row, target)
 
     async def change_priority(
-        self, execution_id: ExecutionId, new_priority: int, *, lane_id: str | None = None
+        self,
+        execution_id: ExecutionId,
+        new_priority: int,
+        *,
+        lane_id: str | None = None,
+        last_mutation_at: datetime | None = None,
     ) -> Changed:
-        """Change the priority of a claimable execution; the value is clamped to 0..9000."""
+        """Change the priority of a claimable execution; the value is clamped to 0..9000.
+
+        With `last_mutation_at`, that of the execution as it was read, nothing changes if the execution has changed
+        since: `Contention` (`stale_definition`).
+        """
         target = parse_execution_id(execution_id)
         row = await self._row(
             statements.CHANGE_PRIORITY,
             *self._at(target),
             check_int(new_priority, "new_priority", -(2**31), 2**31 - 1),
             None if not lane_id else check_lane(lane_id),
+            None if last_mutation_at is None else moment(last_mutation_at, "last_mutation_at"),
         )
+        if row["code"] == "stale":
+            detail = f"execution {target} was changed after {last_mutation_at}"
+            raise Contention("stale_definition", detail, execution_id=target)
         if row["code"] != "ok":
             raise raised(row, target)
         return Changed(target)

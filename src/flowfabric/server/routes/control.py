@@ -11,9 +11,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from flowfabric._taxonomy import BY_KIND
+from flowfabric.contracts import json_form
 from flowfabric.errors import Contention, ExecutionNotActive, InvalidInput, Unavailable
 from flowfabric.server import answers, problems, visible
 from flowfabric.server.call import Answer, Call
+from flowfabric.server.definitions import stale
 from flowfabric.server.new_execution import check_arguments
 from flowfabric.server.operation import MEDIUM, Operation, Repeats, Scope, Within
 from flowfabric.values.attempt import Cancelled
@@ -249,19 +251,30 @@ async def unblock_execution(call: Call) -> Changed:
     )
 
 
-async def change_priority(call: Call) -> Prioritised:
+async def change_priority(call: Call) -> Answer:
     """Change the priority of an execution that waits for a worker.
 
-    `If-Match` takes the `ETag` of the execution, as its GET returns it.
+    `If-Match` takes the `ETag` of the execution, as its GET or this operation returns it.
     """
     target: ExecutionId = call.path["execution_id"]
+    read_at = None
     if call.if_match is not None:
         found = await call.engine.read_execution(target)
         if found is None:
             raise problems.not_found("execution", target)
         answers.check_match(call, visible.execution_for(call, found))
-    await call.engine.change_priority(target, call.body.priority)
-    return Prioritised(execution_id=target, priority=min(max(call.body.priority, 0), 9000))
+        read_at = found.last_mutation_at
+    try:
+        await call.engine.change_priority(target, call.body.priority, last_mutation_at=read_at)
+    except Contention as error:
+        if error.kind != "stale_definition":
+            raise
+        raise stale() from None
+    changed = await call.engine.read_execution(target)
+    return Answer(
+        body=Prioritised(execution_id=target, priority=min(max(call.body.priority, 0), 9000)),
+        etag=None if changed is None else answers.etag(json_form.encode(visible.execution_for(call, changed))),
+    )
 
 
 async def set_tag(call: Call) -> Tagged:

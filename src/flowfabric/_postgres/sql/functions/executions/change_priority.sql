@@ -1,9 +1,12 @@
 -- change_priority: change the rank of a claimable execution
 --
 -- Called by operators. A live grant is not touched.
+-- Takes    p_mutated_at: when the execution was last changed as the caller read it; stale if it was changed since.
 -- Locks    the execution.
 -- Roles    operate
-create or replace function flowfabric.change_priority(p_partition integer, p_id uuid, p_priority integer, p_lane text)
+create or replace function flowfabric.change_priority(
+    p_partition integer, p_id uuid, p_priority integer, p_lane text,
+    p_mutated_at timestamptz)
 returns setof flowfabric.verdict
 language plpgsql security definer as $$
 declare
@@ -18,6 +21,7 @@ begin
     v_now := flowfabric.now();
     v_code := case
         when e.id is null then 'not_found'
+        when p_mutated_at is not null and p_mutated_at <> e.mutated_at then 'stale'
         when p_lane is not null and p_lane <> (select r.lane from flowfabric.route r where r.id = e.route)
             then 'invalid_input'
         when e.state not in ('waiting', 'resumable') or e.blocking_reason <> 'waiting_for_worker'
