@@ -29,7 +29,7 @@ Submit, watch and decide durable executions.
 Instants are RFC 3339 in UTC, durations numbers of seconds under a name that ends in `_seconds`. An answer that may be
 one of several records says by `status` which one it is. Payloads are JSON values, or
 `{"base64": ..., "encoding": ...}`. The arguments of a task are an object by the names of its parameters. Unknown
-members of requests are refused by name; readers of answers ignore unknown members.
+members of requests are refused by name; ignore unknown members of responses.
 
 Every refusal is `application/problem+json` (RFC 9457): `code` says what it is, `retryable` whether repeating the
 request can succeed, `errors` names each wrong member by its JSON pointer, or the parameter by its name. `type` is the
@@ -41,7 +41,7 @@ _FORM: Final = "application/x-www-form-urlencoded"
 _PROBLEMS: Final[Mapping[int, str]] = {
     304: "Not modified: `If-None-Match` names the current version.",
     400: "A value is malformed or out of range, or the body is not JSON.",
-    401: "No valid API key is shown.",
+    401: "There is no valid API key.",
     403: "The API key may not do this.",
     404: "Nothing of this name exists, or it belongs to a namespace that the API key does not have.",
     409: "The state does not allow it, or another call was faster.",
@@ -59,14 +59,14 @@ _WITHIN: Final[Mapping[Within, str]] = {
     Within.EXECUTION: "an API key with namespaces finds only executions of these",
     Within.FLOW: "an API key with namespaces finds only flows of these",
     Within.GIVEN: "an API key with namespaces has to name one of them, unless it has only one",
-    Within.ITEMS: "an API key with namespaces is held to them for every item",
+    Within.ITEMS: "an API key with namespaces reaches only what belongs to these",
     Within.EVERY: "concerns all namespaces: refused to API keys with namespaces",
     Within.NONE: "",
 }
 _REPEATS: Final[Mapping[Repeats, str]] = {
     Repeats.OWN: "Names the request: sent again, it changes nothing more and returns what it made.",
     Repeats.KEPT: "Names the request: sent again within 24 hours, it gets the same answer and changes nothing more.",
-    Repeats.SECRET: "Names the request: sent again, it is refused (409), as the answer had a secret.",
+    Repeats.SECRET: "Names the request: sent again, it is refused (409), because the response had a secret.",
 }
 
 
