@@ -336,11 +336,14 @@ async def test_without_keys_no_web_page_of_another_site_can_use_the_server() -> 
     rig = Rig(auth="none", cors_origins="https://app.example")
     local = [{}, {"Host": "127.0.0.1:8484"}, {"Host": "[::1]:1"}, {"Host": "localhost"}]
     local += [{"Origin": "http://localhost:3000"}, {"Origin": "https://app.example"}]
+    local += [{"Origin": "null", "Sec-Fetch-Site": "same-origin"}]  # the page of a link, which sends no referrer
     for headers in local:
         answer = await rig.client.get("/v1/long", headers={"Host": "localhost", **headers})
         assert answer.status_code == 200, headers
     foreign = [{"Host": "rebound.example"}, {"Host": "127.0.0.1.evil.example"}, {"Host": ""}, {"Host": "a b"}]
     foreign += [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://localhost.evil.example"}]
+    foreign += [{"Origin": "null", "Sec-Fetch-Site": "cross-site"}, {"Origin": "null", "Sec-Fetch-Site": "none"}]
+    foreign += [{"Origin": "https://evil.example", "Sec-Fetch-Site": "same-origin"}]
     for headers in foreign:
         answer = await rig.client.get("/v1/long", headers={"Host": "localhost", **headers})
         assert answer.status_code == 403, headers
