@@ -27,7 +27,9 @@ _INTRODUCTION = """\
 
 `flowfabric server` offers these operations; `GET /openapi.json` returns the same as an OpenAPI 3.1 document. Every
 operation names the scope that its API key needs (`admin` includes all); send the key as
-`Authorization: Bearer ffk_<id>_<secret>`.
+`Authorization: Bearer ffk_<id>_<secret>`. Guides: [the first requests](../guides/run-a-server.md#the-first-requests),
+[keys, scopes and namespaces](../guides/keys-scopes-namespaces.md), [follow
+events](../guides/follow-events-over-http.md).
 """
 _RULES = """\
 ## Rules
@@ -40,12 +42,12 @@ _RULES = """\
 | payloads | JSON values, or `{"base64": "...", "encoding": "..."}` for bytes that are not JSON |
 | arguments of a task | an object by the names of its parameters: `{"draft_id": 42}` |
 | one of several records | the member `status` says which, in snake_case: `"status": "created"` |
-| unknown members | of a request: refused by name; of an answer: ignore them |
+| unknown members | of a request: refused by name; of a response: ignore them |
 | lists | `items` and `next_cursor`, also in the header `Link` (`rel="next"`); a cursor is refused with other filters |
 | versions | `ETag` on records and lists, 304 for `If-None-Match`; `If-Match` where an operation says so, else 412 |
 | repeats | `Idempotency-Key` on every POST; refused with another body (422) and while the first is under way (409) |
 | bodies | at most the bytes that the operation says; longer ones are refused (413) while they are read |
-| request ids | every answer has `X-Request-Id`; a problem has it as `instance` |
+| request ids | every response has `X-Request-Id`; a problem has it as `instance` |
 
 ## Problems
 
@@ -60,7 +62,7 @@ Every refusal is `application/problem+json` (RFC 9457):
 }
 ```
 
-`code` is what a program looks at, `retryable` says whether repeating the request can succeed, `errors` has every wrong
+`code` is for programs, `retryable` says whether repeating the request can succeed, `errors` has every wrong
 member: of the body by its JSON pointer, of the path, the query or the headers as `parameter`. 429 and 503 have
 `Retry-After`. `GET` of the `type` explains the code:
 
@@ -112,22 +114,25 @@ def _operation(one: Operation, whole: dict[str, Any]) -> Iterator[str]:
         yield "| parameter | in | type | |"
         yield "|---|---|---|---|"
         for each in made["parameters"]:
-            need = "required" if each.get("required") else _default(each["schema"])
-            words = _cell(each.get("description") or need)
+            words = _cell(" ".join(filter(None, (each["description"], _default(each["schema"])))))
             yield f"| `{each['name']}` | {each['in']} | {_type(each['schema'])} | {words} |"
         yield ""
     if "requestBody" in made:
         schema = made["requestBody"]["content"]["application/json"]["schema"]
         may = "" if made["requestBody"]["required"] else " It may be left out."
-        yield f"Body: {_type(schema)}, at most {one.limit // 1024} KiB.{may}"
+        size = f"{one.limit // 1024} KiB" if one.limit < 1024 * 1024 else f"{one.limit // (1024 * 1024)} MiB"
+        yield f"Body: {_type(schema)}, at most {size}.{may}"
         yield ""
     answers = []
     for status, answer in made["responses"].items():
         if int(status) in one.answers:
             content = next(iter(answer.get("content", {}).items()), None)
             answers.append(f"{status} " + ("without a body" if content is None else _content(*content)))
-    refusals = ", ".join(status for status in made["responses"] if int(status) not in one.answers)
-    yield f"Answers: {'; '.join(answers)}. Refusals: {refusals}."
+    others = [status for status in made["responses"] if int(status) not in one.answers]
+    if "304" in others:
+        answers.append("304 without a body")
+    refusals = ", ".join(status for status in others if status != "304")
+    yield f"Returns {'; '.join(answers)}. Refusals: {refusals}."
     yield ""
 
 
@@ -193,7 +198,7 @@ def _default(schema: Schema) -> str:
     if "default" not in schema or schema["default"] in ([], {}, ()):
         return ""
     value = schema["default"]
-    return f"default: `{value}`" if not isinstance(value, bool) else f"default: `{str(value).lower()}`"
+    return f"Default: `{value}`." if not isinstance(value, bool) else f"Default: `{str(value).lower()}`."
 
 
 def _cell(text: str) -> str:

@@ -51,9 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell without job control starts what runs in the background with Ctrl-C ignored, and children inherit that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     sampling.configure(full=config.getoption("--full"))
     # A run in the background of a shell ignores Ctrl-C, and so would every process that a test starts and interrupts.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

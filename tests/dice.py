@@ -1,7 +1,7 @@
 """Random choices that hypothesis makes: a step of a history is its name and the numbers that decide the rest of it.
 
 Both shrink: hypothesis leaves out steps, and numbers become 0, the first of each choice. Steps that are `nothing` are
-what is left of a history whose length is fixed.
+what is left of a history whose length is fixed. A test that fails prints the others.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
+from hypothesis import note
 from hypothesis import strategies as st
 
 T = TypeVar("T")
@@ -48,4 +49,9 @@ def histories(names: Sequence[str], length: int) -> st.SearchStrategy[list[Step]
     """Histories of `length` steps, or of up to half as many less; a name that occurs twice is chosen more often."""
     numbers = st.lists(st.integers(0, _SIDES - 1), max_size=8)
     step = st.tuples(st.sampled_from([NOTHING, *names]), numbers)
-    return st.lists(step, min_size=length // 2, max_size=length)
+    return st.lists(step, min_size=length // 2, max_size=length).map(_told)
+
+
+def _told(steps: list[Step]) -> list[Step]:
+    note(f"steps = {[step for step in steps if step[0] != NOTHING]}")  # printed with the history that fails
+    return steps

@@ -47,7 +47,7 @@ async def until(condition: Callable[[], Any], words: Callable[[], str] = str) ->
 class Server:
     """A server as a process, or several."""
 
-    def __init__(self, folder: Path, number: int, dsn: str, *options: str) -> None:
+    def __init__(self, folder: Path, number: int, dsn: str, *options: str, **environment: str) -> None:
         self._output = folder / f"server-{number}.log"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("FLOWFABRIC_")}
         arguments = ["--listen=127.0.0.1:0", "--auth=none", "--no-duties", *options]
@@ -55,7 +55,7 @@ class Server:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flowfabric.cli", "server", *arguments],
                 cwd=folder,
-                env={**inherited, "FLOWFABRIC_DSN": dsn, "NO_COLOR": "1"},
+                env={**inherited, "FLOWFABRIC_DSN": dsn, "NO_COLOR": "1", **environment},
                 stdout=output,
                 stderr=output,
             )
@@ -147,8 +147,8 @@ class Site:
         self.folder = folder
         self.servers: list[Server] = []
 
-    def start(self, *options: str, dsn: str | None = None) -> Server:
-        server = Server(self.folder, len(self.servers), dsn or self.dsn, *options)
+    def start(self, *options: str, dsn: str | None = None, **environment: str) -> Server:
+        server = Server(self.folder, len(self.servers), dsn or self.dsn, *options, **environment)
         self.servers.append(server)
         return server
 
@@ -197,26 +197,25 @@ async def test_a_stopping_server_answers_what_waits_finishes_what_runs_and_exits
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(addresses[0]).port)
         body = b'{"execution_kind": "late"}'
         writer.write(
-            b"POST /v1/executions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nIdempotency-Key: late\r\n"
+            b"POST /v1/executions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Idempotency-Key: late\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body[:5])
         )
         turn = iter(range(1_000_000))
         async with load(ledger, lambda: addresses[next(turn) % len(addresses)]):
             await until(lambda: len(ledger.told) > 30)
-            while "flowfabric_sse_clients 10.0" not in (metrics := (await client.get("/metrics")).text):
-                await asyncio.sleep(0.02)
-            in_flight = re.search(r"flowfabric_http_in_flight (\d+)", metrics)
-            assert in_flight is not None
-            assert int(in_flight[1]) >= 31
+            await _in_flight(addresses[0], 32)  # polls, followers, the late one and the one that asks
+            assert "flowfabric_sse_clients 10.0" in (await client.get("/metrics")).text
             del addresses[0]
             first.process.send_signal(signal.SIGTERM)
+            stopping = time.monotonic()
             for told in await asyncio.gather(*followers):
                 assert "event: bye" in told[-200:]
             for poll in await asyncio.gather(*polls):
-                assert poll.status_code == 404 or poll.status_code == 200, poll.text  # answered, not cut off
+                assert (poll.status_code, poll.json()["is_ended"]) == (200, False), poll.text  # answered, not cut off
             await until(lambda: "the server stops" in first.words)
             with pytest.raises(OSError):  # the door is closed
-                while True:
+                while time.monotonic() < stopping + PATIENCE:
                     _, other = await asyncio.open_connection("127.0.0.1", urlsplit(first.serving[0][0]).port)
                     other.close()
                     await asyncio.sleep(0.02)
@@ -236,6 +235,16 @@ async def test_a_stopping_server_answers_what_waits_finishes_what_runs_and_exits
         assert "Traceback" not in server.words
 
 
+async def _in_flight(url: str, least: int) -> None:
+    """Wait until the server answers so many requests, the one that asks for it among them."""
+    async with asyncio.timeout(PATIENCE), httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+        while True:
+            found = re.search(r"flowfabric_http_in_flight (\d+)", (await client.get("/metrics")).text)
+            if found is not None and int(found[1]) >= least:
+                return
+            await asyncio.sleep(0.02)
+
+
 async def _follow(url: str) -> str:
     """Everything that a client of server-sent events is told until the server ends the answer."""
     async with (
@@ -251,11 +260,9 @@ async def test_a_second_signal_exits_at_once(site: Site) -> None:
         server = site.start("--grace=60s")
         url = urlsplit(await server.ready())
         _, writer = await asyncio.open_connection("127.0.0.1", url.port)
-        writer.write(b"POST /v1/executions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        writer.write(b"POST /v1/executions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
         await writer.drain()
-        async with httpx.AsyncClient(base_url=url.geturl()) as client:
-            while "flowfabric_http_in_flight 2.0" not in (await client.get("/metrics")).text:
-                await asyncio.sleep(0.02)
+        await _in_flight(url.geturl(), 2)
         server.process.send_signal(number)
         await until(lambda server=server: "the server stops" in server.words)  # type: ignore[misc]
         assert server.process.poll() is None
@@ -265,16 +272,17 @@ async def test_a_second_signal_exits_at_once(site: Site) -> None:
 
 
 async def test_requests_that_do_not_finish_within_the_grace_are_cut_off(site: Site) -> None:
-    server = site.start("--grace=0.2s")
+    # The standard variables of OpenTelemetry say where its spans go.
+    server = site.start("--grace=0.2s", OTEL_TRACES_EXPORTER="console")
     url = urlsplit(await server.ready())
     _, writer = await asyncio.open_connection("127.0.0.1", url.port)
-    writer.write(b"POST /v1/executions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    writer.write(b"POST /v1/executions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
     await writer.drain()
-    async with httpx.AsyncClient(base_url=url.geturl()) as client:
-        while "flowfabric_http_in_flight 2.0" not in (await client.get("/metrics")).text:
-            await asyncio.sleep(0.02)
+    await _in_flight(url.geturl(), 2)
     await server.stop()
     writer.close()
+    assert '"name": "GET /metrics"' in server.words
+    assert '"service.name": "flowfabric-server"' in server.words
 
 
 async def test_one_of_two_processes_is_killed_and_nothing_is_lost(site: Site) -> None:

@@ -12,6 +12,7 @@ import typer.main
 
 from flowfabric import cli
 from flowfabric.middleware import METRICS
+from flowfabric.server.metrics import SERVER_METRICS, STORED_METRICS
 from flowfabric.worker.health import WORKER_METRICS
 from tests.docs.pages import PAGES, ROOT, fences, name
 
@@ -47,6 +48,14 @@ def test_the_commands_of_the_pages_are_found() -> None:
     found = {command.split()[0] for _, command in ALL}
     assert found >= {"worker", "dev", "submit", "ls", "show", "wait", "failures", "replay", "schedules", "migrate"}
     assert found >= {"waits", "approve", "reject", "signal", "resume", "keys", "flow"}
+
+
+def test_every_metric_of_the_server_has_a_line_with_its_labels() -> None:
+    text = (ROOT / "docs" / "guides" / "run-a-server.md").read_text(encoding="utf-8")
+    found = re.findall(r"^\| `(flowfabric_\w+)` \|(.*?)\|", text, flags=re.MULTILINE)
+    assert {metric: labels.strip() for metric, labels in found} == {
+        name: ", ".join(one.labels) for name, one in {**SERVER_METRICS, **STORED_METRICS}.items()
+    }
 
 
 def test_every_metric_has_a_line_with_its_labels() -> None:

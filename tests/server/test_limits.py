@@ -310,6 +310,11 @@ async def test_requests_are_counted_by_template_and_status() -> None:
     assert 'flowfabric_http_requests_total{method="OTHER",path="unknown",status="405"} 1.0' in text
     assert 'flowfabric_http_request_seconds_bucket{le="0.0001",method="GET",path="/w/{callback}"}' in text
     assert "flowfabric_http_in_flight 0.0" in text
+    rig.service.draining.set()
+    await rig.client.get("/v1/follow")
+    text = rig.text()
+    assert 'flowfabric_http_requests_total{method="GET",path="/v1/follow",status="200"} 1.0' in text
+    assert 'flowfabric_http_request_seconds_count{method="GET",path="/v1/follow"}' not in text
     assert LINK not in text
 
 
@@ -331,11 +336,14 @@ async def test_without_keys_no_web_page_of_another_site_can_use_the_server() -> 
     rig = Rig(auth="none", cors_origins="https://app.example")
     local = [{}, {"Host": "127.0.0.1:8484"}, {"Host": "[::1]:1"}, {"Host": "localhost"}]
     local += [{"Origin": "http://localhost:3000"}, {"Origin": "https://app.example"}]
+    local += [{"Origin": "null", "Sec-Fetch-Site": "same-origin"}]  # the page of a link, which sends no referrer
     for headers in local:
         answer = await rig.client.get("/v1/long", headers={"Host": "localhost", **headers})
         assert answer.status_code == 200, headers
     foreign = [{"Host": "rebound.example"}, {"Host": "127.0.0.1.evil.example"}, {"Host": ""}, {"Host": "a b"}]
     foreign += [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": "http://localhost.evil.example"}]
+    foreign += [{"Origin": "null", "Sec-Fetch-Site": "cross-site"}, {"Origin": "null", "Sec-Fetch-Site": "none"}]
+    foreign += [{"Origin": "https://evil.example", "Sec-Fetch-Site": "same-origin"}]
     for headers in foreign:
         answer = await rig.client.get("/v1/long", headers={"Host": "localhost", **headers})
         assert answer.status_code == 403, headers

@@ -16,6 +16,7 @@ from flowfabric.server.answers import union_members
 from flowfabric.server.openapi import document, statuses
 from flowfabric.server.operation import CONTROL, Empty, Repeats, Scope, Within
 from flowfabric.server.operations import BY_NAME, NOT_BEHIND_HTTP, OPERATIONS
+from flowfabric.server.parameters import WORDS
 from tests.docs.pages import ROOT, load
 from tests.each import Rows
 from tests.server.conftest import MakeClient
@@ -97,6 +98,15 @@ def test_the_document_is_openapi_that_refers_only_to_what_it_has() -> None:
         assert {each["name"] for each in made["parameters"] if each["in"] == "path"} == set(
             re.findall(r"\{(\w+)\}", one.path)
         )
+
+
+def test_every_parameter_is_explained_and_no_other() -> None:
+    used = set()
+    for one in OPERATIONS:
+        for parameter in DOCUMENT["paths"][one.path][one.method.lower()]["parameters"]:
+            assert parameter["description"].endswith("."), (one.name, parameter["name"])
+            used |= {parameter["name"], f"{one.name}.{parameter['name']}"}
+    assert WORDS.keys() - used == set()
 
 
 async def test_the_server_shows_its_document(client_of: MakeClient) -> None:

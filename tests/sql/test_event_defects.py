@@ -99,8 +99,9 @@ async def test_words_that_are_not_known_are_delivered_and_failure_is_read_as_fai
 ) -> None:
     for word in ("failure", "from the future"):
         await sql.execute(
-            "insert into flowfabric.event (slot, occurred_at, partition, id, outcome)"
-            " values (flowfabric.open_log(flowfabric.now()), flowfabric.now(), 0, $1, $2)",
+            "with log as materialized (select flowfabric.open_log(flowfabric.now()) as slot)"
+            " insert into flowfabric.event (slot, occurred_at, partition, id, outcome)"
+            " select slot, flowfabric.now(), 0, $1::uuid, $2::text from log",
             mint_uuid(),
             word,
         )

@@ -339,9 +339,9 @@ async def test_a_damaged_event_is_named_and_the_others_follow_on(
     early = [await plain.follow(), await plain.follow(filter=EventFilter(namespace="n"))] if attached else []
     await end_one(plain, namespace="n")
     position = await sql.fetchval(
-        "insert into flowfabric.event (slot, occurred_at, partition, id, signal_effect,"
-        f" {column}) values (flowfabric.open_log(flowfabric.now()), flowfabric.now(), 0, $1, 'appended',"
-        f" {DAMAGE[column]}) returning seq",
+        "with log as materialized (select flowfabric.open_log(flowfabric.now()) as slot)"
+        f" insert into flowfabric.event (slot, occurred_at, partition, id, signal_effect, {column})"
+        f" select slot, flowfabric.now(), 0, $1::uuid, 'appended', {DAMAGE[column]} from log returning seq",
         mint_uuid(),
     )
     await end_one(plain, namespace="n")

@@ -349,13 +349,16 @@ async def test_one_partition_is_read_for_an_end_and_no_table_for_a_beginning(sql
         "select * from flowfabric.find_by_beginning(0, 255, '00000000-0000-0000-0000-000000000000',"
         " '00000000-ffff-ffff-ffff-ffffffffffff', 11)",
     ):
-        async with sql.transaction():
-            await sql.execute("set local enable_seqscan = off")  # as find_ids has it, whatever the size of the tables
-            plan = "\n".join(row[0] for row in await sql.fetch(f"explain (costs off) {call}"))
-        assert "Seq Scan" not in plan, plan
-        assert "execution_pkey" in plan, plan
-        assert "flow_pkey" in plan, plan
-        assert plan.count("partition = ") == 2, plan
+        # What the statistics of earlier tests may lead to: a bitmap of the same keys repeats their condition.
+        for other in ("bitmapscan", "indexscan"):
+            async with sql.transaction():
+                await sql.execute(f"set local enable_seqscan = off; set local enable_{other} = off")
+                lines = [row[0] for row in await sql.fetch(f"explain (costs off) {call}")]
+            plan = "\n".join(lines)
+            assert "Seq Scan" not in plan, plan
+            assert "execution_pkey" in plan, plan
+            assert "flow_pkey" in plan, plan
+            assert sum("Index Cond" in line and "partition = " in line for line in lines) == 2, plan
 
 
 async def test_expired_leases_with_one_deadline_are_paged_without_repeat_or_gap(
@@ -718,7 +721,7 @@ SEARCHES: dict[str, tuple[dict[str, Any], int, int]] = {
         200,
     ),
     "rare in rare": ({"namespace": "rare", "states": ["waiting"], "kinds": ["rare"]}, 2, 2000),
-    "nothing matches both": ({"namespace": "common", "kinds": ["rare"]}, 0, 65_000),
+    "nothing matches both": ({"namespace": "common", "kinds": ["rare"]}, 0, 61_000),
 }
 
 

@@ -11,7 +11,8 @@ from flowfabric.errors import FlowFabricError, NotFound, ValidationFailed
 from flowfabric.values.budget import HardBreach, UsageOk
 from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.graph import NewNode
-from flowfabric.values.ids import BudgetId, ExecutionId, FlowId, fit_partition, mint_uuid
+from flowfabric.values.ids import BudgetId, ExecutionId, FlowId, QuotaPolicyId, fit_partition, mint_uuid
+from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, OwnBudget
 from tests.each import each
 from tests.ids import home
@@ -86,6 +87,41 @@ async def test_it_outlives_its_execution_while_a_child_may_spend(engine: ff.Engi
     assert await engine.claim(**WORKER) is None, "the child is held back all the same"
     await engine.reset_budget(budget)
     await engine.complete((await claim_one(engine)).handle, b"")
+    assert (await engine.reconcile_budget_counters()).corrected == 0
+    assert (await status(engine, budget)).owner_id == parent.execution_id, "the child may be replayed"
+    await clock.advance(days=30)
+    await engine.run_timers("retention")  # type: ignore[arg-type]
+    assert (await engine.reconcile_budget_counters()).corrected == 1
+    with pytest.raises(NotFound):
+        await status(engine, budget)
+
+
+async def test_it_limits_what_a_purged_child_submitted_and_what_is_replayed(engine: ff.Engine, clock: Clock) -> None:
+    parent = await started(engine, policy=ExecutionPolicy(budget=OwnBudget(hard={"t": 10})))
+    budget = BudgetId(parent.execution_id)
+    await engine.submit_child(parent.handle, "a", 0, NewExecution(execution_kind="a"))
+    child = await claim_one(engine)
+    # A quota of its own: another limit set than that of the child.
+    apart = ExecutionPolicy(quota_policy_ids=(QuotaPolicyId(mint_uuid()),))
+    await engine.submit_child(child.handle, "b", 0, NewExecution(execution_kind="a", policy=apart))
+    for one in (parent, child):
+        await engine.complete(one.handle, b"")
+    for _ in range(2):  # the parent, which needs the child until then, and the child
+        await clock.advance(days=30)
+        await engine.run_timers("retention")  # type: ignore[arg-type]
+    assert await engine.read_execution(child.execution_id) is None
+    assert (await engine.reconcile_budget_counters()).corrected == 0
+    last = await claim_one(engine)
+    assert isinstance(await engine.report_usage(last.handle, {"t": 11}), HardBreach)
+    assert await engine.report_usage(last.handle, {"t": 10}) == UsageOk(remaining={"t": 0})
+    await engine.complete(last.handle, b"")
+    await engine.reconcile_budget_counters()
+    await engine.replay_execution(last.execution_id)
+    assert await engine.claim(**WORKER) is None, "it is held back as before"
+    assert [one.owner_id for one in (await engine.list_budgets()).items] == [parent.execution_id]
+    await engine.cancel(Operator(last.execution_id), "enough")
+    await clock.advance(days=30)
+    await engine.run_timers("retention")  # type: ignore[arg-type]
     assert (await engine.reconcile_budget_counters()).corrected == 1
     with pytest.raises(NotFound):
         await status(engine, budget)

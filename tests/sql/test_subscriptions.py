@@ -297,10 +297,11 @@ COLUMNS = {
 
 
 async def write(connection: asyncpg.Connection[Any], family: str = "completion") -> None:
-    """Write an event of a family, as every call of the engine does."""
+    """Write an event of a family, as every call of the engine does: it announces itself, then draws the number."""
     await connection.execute(
-        f"insert into flowfabric.event (slot, occurred_at, partition, id, {COLUMNS[family]})"
-        " values (flowfabric.open_log(flowfabric.now()), flowfabric.now(), 0, $1, 'word')",
+        "with log as materialized (select flowfabric.open_log(flowfabric.now()) as slot)"
+        f" insert into flowfabric.event (slot, occurred_at, partition, id, {COLUMNS[family]})"
+        " select slot, flowfabric.now(), 0, $1::uuid, 'word' from log",
         mint_uuid(),
     )
 

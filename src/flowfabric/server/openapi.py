@@ -18,6 +18,7 @@ from flowfabric.server import problems
 from flowfabric.server.answers import is_record, union_members
 from flowfabric.server.call import Page
 from flowfabric.server.operation import Operation, Repeats, Within
+from flowfabric.server.parameters import words_of
 from flowfabric.server.problems import ProblemDocument
 from flowfabric.server.requests import Reader, is_number, is_uuid
 from flowfabric.server.schemas import Schema, Schemas, described
@@ -28,7 +29,7 @@ Submit, watch and decide durable executions.
 Instants are RFC 3339 in UTC, durations numbers of seconds under a name that ends in `_seconds`. An answer that may be
 one of several records says by `status` which one it is. Payloads are JSON values, or
 `{"base64": ..., "encoding": ...}`. The arguments of a task are an object by the names of its parameters. Unknown
-members of requests are refused by name; readers of answers ignore unknown members.
+members of requests are refused by name; ignore unknown members of responses.
 
 Every refusal is `application/problem+json` (RFC 9457): `code` says what it is, `retryable` whether repeating the
 request can succeed, `errors` names each wrong member by its JSON pointer, or the parameter by its name. `type` is the
@@ -40,7 +41,7 @@ _FORM: Final = "application/x-www-form-urlencoded"
 _PROBLEMS: Final[Mapping[int, str]] = {
     304: "Not modified: `If-None-Match` names the current version.",
     400: "A value is malformed or out of range, or the body is not JSON.",
-    401: "No valid API key is shown.",
+    401: "There is no valid API key.",
     403: "The API key may not do this.",
     404: "Nothing of this name exists, or it belongs to a namespace that the API key does not have.",
     409: "The state does not allow it, or another call was faster.",
@@ -58,14 +59,14 @@ _WITHIN: Final[Mapping[Within, str]] = {
     Within.EXECUTION: "an API key with namespaces finds only executions of these",
     Within.FLOW: "an API key with namespaces finds only flows of these",
     Within.GIVEN: "an API key with namespaces has to name one of them, unless it has only one",
-    Within.ITEMS: "an API key with namespaces is held to them for every item",
+    Within.ITEMS: "an API key with namespaces reaches only what belongs to these",
     Within.EVERY: "concerns all namespaces: refused to API keys with namespaces",
     Within.NONE: "",
 }
 _REPEATS: Final[Mapping[Repeats, str]] = {
     Repeats.OWN: "Names the request: sent again, it changes nothing more and returns what it made.",
     Repeats.KEPT: "Names the request: sent again within 24 hours, it gets the same answer and changes nothing more.",
-    Repeats.SECRET: "Names the request: sent again, it is refused (409), as the answer had a secret.",
+    Repeats.SECRET: "Names the request: sent again, it is refused (409), because the response had a secret.",
 }
 
 
@@ -149,17 +150,20 @@ def _parameters(one: Operation, schemas: Schemas) -> list[dict[str, Any]]:
             schema = {"type": "string", "format": "uuid"}
         elif is_number(name):
             schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
-        found.append({"name": name, "in": "path", "required": True, "schema": schema})
+        words = words_of(one.name, name)
+        found.append({"name": name, "in": "path", "required": True, "description": words, "schema": schema})
     for each in fields(one.query):
         schema = schemas.of(_without_none(each.type), answer=False)
         if each.default not in (msgspec.NODEFAULT, None):
             schema["default"] = json_form.to_json(each.default)
-        found.append({"name": each.encode_name, "in": "query", "required": each.required, "schema": schema})
+        name, words = each.encode_name, words_of(one.name, each.encode_name)
+        found.append({"name": name, "in": "query", "required": each.required, "description": words, "schema": schema})
     if one.repeats in _REPEATS:
         key = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"}
         found.append({"name": "Idempotency-Key", "in": "header", "description": _REPEATS[one.repeats], "schema": key})
     if one.etag and one.method == "GET":
-        found.append({"name": "If-None-Match", "in": "header", "schema": {"type": "string"}})
+        words = "The `ETag` of an earlier response: 304 without a body if it is still the same."
+        found.append({"name": "If-None-Match", "in": "header", "description": words, "schema": {"type": "string"}})
     elif one.etag:
         words = "Change only the version that was read: its `ETag`."
         found.append({"name": "If-Match", "in": "header", "description": words, "schema": {"type": "string"}})

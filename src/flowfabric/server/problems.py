@@ -165,7 +165,7 @@ class Problem(Exception):
 
 def title(code: str) -> str:
     """A code in words."""
-    return code.replace("_", " ").capitalize()
+    return code.replace("_", " ").capitalize().replace("json", "JSON")
 
 
 def not_found(what: str, of: object) -> Problem:

@@ -196,7 +196,7 @@ class RoutingRequirements(PolicyValue, frozen=True, kw_only=True):
 
 
 class OwnBudget(PolicyValue, frozen=True, kw_only=True):
-    """A budget of one execution and its children: created and purged with it, and known by its id."""
+    """A budget of one execution and all it submits: created with it, known by its id, purged after the last of them."""
 
     hard: Mapping[str, int] = {}
     soft: Mapping[str, int] = {}

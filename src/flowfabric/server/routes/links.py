@@ -72,7 +72,7 @@ class OpenLink(Struct, frozen=True, kw_only=True):
 
 
 class AskedByLink(Struct, frozen=True, kw_only=True):
-    """What a link asks for. `signal_names` are the answers that the task understands; empty: it did not say."""
+    """What a link asks for. `signal_names` are the names of signals that the task waits for; empty: any."""
 
     execution_kind: str
     waitpoint_key: str

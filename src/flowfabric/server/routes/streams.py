@@ -120,7 +120,7 @@ async def follow_stream(call: Call) -> Answer:
 
     The event has the name of the frame's type, and its text as the data (base64 if it is not text). `Last-Event-ID`
     continues after an event. `gap`: frames are missing here, because newer ones displaced them. `end`: the stream is
-    closed, and connecting again with the id of this event is answered with 204. `bye`: the server stops; connect
+    closed, and another connection with the id of this event gets 204. `bye`: the server stops; connect
     again. A comment comes every 15 seconds.
     """
     asked: FollowStream = call.query

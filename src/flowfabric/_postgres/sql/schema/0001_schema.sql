@@ -385,6 +385,7 @@ create table flowfabric.limit_set (
 );
 create index limit_set_by_digest on flowfabric.limit_set (digest);
 create index limit_set_by_check on flowfabric.limit_set (checked_at);
+create index limit_set_by_budget on flowfabric.limit_set using gin (budget_ids) with (fastupdate = off) where budget_ids <> '{}';
 
 -- Rates and caps.
 create table flowfabric.quota_policy (

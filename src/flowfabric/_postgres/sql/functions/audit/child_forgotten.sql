@@ -20,7 +20,9 @@ language sql stable as $$
         where (f.partition, f.flow_id) between (p_low, p_from) and (p_high, p_to) and f.parent_id is not null
     )
     select 'child_forgotten', c.partition, c.id, c.parent_id::text from forgotten c
-    join flowfabric.execution p on p.partition = c.parent_partition and p.id = c.parent_id
+    -- A fence (offset 0): the parents of the rows in question by their key, never all that were cancelled.
+    cross join lateral (select x.partition, x.id, x.state, x.keeps_children, x.completed_at from flowfabric.execution x
+                        where x.partition = c.parent_partition and x.id = c.parent_id offset 0) p
     where p.state in ('cancelled', 'expired') and p.keeps_children is not true and c.since <= p.completed_at
       and not exists (select from flowfabric.child_cancel x where x.partition = p.partition and x.id = p.id)
 $$;

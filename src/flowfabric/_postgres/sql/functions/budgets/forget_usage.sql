@@ -1,4 +1,4 @@
--- forget_usage: delete what budgets know about executions that are purged, and the budgets that they own
+-- forget_usage: delete what budgets know about executions that are purged
 --
 -- What was used stays used. A reservation that is still held is given back first.
 create or replace function flowfabric.forget_usage(p_partition integer[], p_id uuid[]) returns void
@@ -15,14 +15,13 @@ begin
         cross join lateral (select x.ctid as tid from flowfabric.budget_usage x
                             where x.partition = u.partition and x.id = u.id offset 0) f));
     delete from flowfabric.budget_spend s using unnest(p_id) as u (id) where s.execution_id = u.id;
-    perform flowfabric.drop_owned(p_id);
 end;
 $$;
 
 -- drop_owned: delete the budgets that executions or flows own, with everything that is stored about them
 --
--- A budget without which children of its owner could spend without a limit stays; the reconciler removes it once they
--- have ended.
+-- Called once the owners are deleted. A budget that a stored execution has stays: what the owner submitted, and what that
+-- submitted, may spend or be replayed. The reconciler removes it after the last of them.
 -- Returns  how many were deleted.
 create or replace function flowfabric.drop_owned(p_owner uuid[]) returns integer
 language plpgsql as $$
@@ -31,9 +30,10 @@ declare
 begin
     select array_agg(b.id order by b.id) into v_ids
     from unnest(p_owner) as u (id) join flowfabric.budget b on b.owner_id = u.id
-    where not exists (select from flowfabric.execution c where c.parent_id = u.id and c.completed_at is null)
-      and not exists (select from flowfabric.flow f join flowfabric.execution m on m.flow_id = f.flow_id
-                      where f.parent_id = u.id and m.completed_at is null);
+    where not exists (
+        -- Fences (offset 0) keep this on the index of the budget, and on that of the limit set.
+        select from (select l.digest from flowfabric.limit_set l where l.budget_ids <> '{}' and l.budget_ids @> array[b.id] offset 0) s
+        cross join lateral (select from flowfabric.execution e where e.limits = s.digest limit 1) e);
     if v_ids is null then
         return 0;
     end if;

@@ -3,6 +3,7 @@ create or replace function flowfabric.purge_rows(p_partition integer[], p_id uui
 language plpgsql as $$
 declare
     v_has_waitpoints boolean; v_has_tags boolean;
+    v_has_budgets constant boolean := exists (select from flowfabric.budget);
 begin
     delete from flowfabric.injected_input i using unnest(p_partition, p_id) as u (partition, id)
     where i.partition = u.partition and i.id = u.id;
@@ -11,7 +12,7 @@ begin
     delete from flowfabric.step s using unnest(p_partition, p_id) as u (partition, id)
     where s.partition = u.partition and s.id = u.id;
     perform flowfabric.drop_frames(p_partition, p_id);
-    if exists (select from flowfabric.budget) then
+    if v_has_budgets then
         perform flowfabric.forget_usage(p_partition, p_id);
     end if;
     select coalesce(bool_or(e.has_waitpoints), false), coalesce(bool_or(e.tags is not null), false)
@@ -37,5 +38,8 @@ begin
                               and x.partition = e.partition offset 0) f));
     delete from flowfabric.execution e using unnest(p_partition, p_id) as u (partition, id)
     where e.partition = u.partition and e.id = u.id;
+    if v_has_budgets then
+        perform flowfabric.drop_owned(p_id);
+    end if;
 end;
 $$;

@@ -103,14 +103,16 @@ begin
         v_n := coalesce(cardinality(v_ids), 0);
         for i in 1 .. v_n loop
             v_at := v_times[i]; v_id := v_ids[i]; v_partition := v_partitions[i];
-            select v.* into v_row from flowfabric.execution_view v where v.partition = v_partition and v.id = v_id;
-            if found and (p_namespace is null or v_row.namespace = p_namespace)
-               and (p_lanes is null or v_row.lane = any (p_lanes)) and (p_kinds is null or v_row.kind = any (p_kinds))
-               and (p_states is null or v_row.state = any (p_states))
-               and (p_tag_key is null or coalesce(v_row.tags ->> p_tag_key = p_tag_value, false))
-               and (p_flow is null or v_row.flow_id = p_flow)
-               and (not p_by_end or v_row.created_at >= v_from and (p_to is null or v_row.created_at < p_to))
-               and (p_parent is null or v_row.parent_id = p_parent) and (p_stopped is not true or v_row.stops is not null) then
+            -- The filters are here so that the rest of the view is read for matches alone.
+            select v.* into v_row from flowfabric.execution_view v
+            where v.partition = v_partition and v.id = v_id and (p_namespace is null or v.namespace = p_namespace)
+              and (p_lanes is null or v.lane = any (p_lanes)) and (p_kinds is null or v.kind = any (p_kinds))
+              and (p_states is null or v.state = any (p_states))
+              and (p_tag_key is null or v.tags ->> p_tag_key = p_tag_value)
+              and (p_flow is null or v.flow_id = p_flow)
+              and (not p_by_end or v.created_at >= v_from and (p_to is null or v.created_at < p_to))
+              and (p_parent is null or v.parent_id = p_parent) and (p_stopped is not true or v.stops is not null);
+            if found then
                 v_found := v_found + 1;
                 if v_found > p_limit then
                     return next v_last;
