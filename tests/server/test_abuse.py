@@ -10,7 +10,9 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.errors import NotFound
-from flowfabric.server import sse
+from flowfabric.server import front, sse
+from flowfabric.server.limits import Limits
+from flowfabric.server.routes import outside
 from tests.each import Rows
 from tests.server.examples import UNKNOWN
 from tests.server.following import PATIENCE, Following
@@ -165,3 +167,38 @@ async def test_if_match_of_a_priority_holds_until_it_is_changed(keyed: Keyed) ->
     assert sorted(one.status_code for one in answers) == [200] + [412] * 7
     now = (await client.get(f"/v1/executions/{target}")).headers["etag"]
     assert [one.headers["etag"] for one in answers if one.status_code == 200] == [now]
+
+
+async def test_who_may_be_anybody_gets_the_document_as_it_was_written_once(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside._document.cache_clear()
+    written = []
+    monkeypatch.setattr(outside, "document", lambda *given: written.append(given) or {})
+    assert [(await client.get("/openapi.json")).json() for _ in range(3)] == [{}] * 3
+    assert len(written) == 1
+    outside._document.cache_clear()
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_client_that_does_not_take_its_answer_loses_the_connection(
+    monkeypatch: pytest.MonkeyPatch, begins: bool
+) -> None:
+    monkeypatch.setattr(front, "_LAST_WORDS", 0.01)
+    limits = Limits()
+    limits.request_timeout = 0.01
+    aborted = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if begins:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async def blocked(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "GET", "path": "/", "scheme": "http", "headers": [], "client": ("127.0.0.1", 1),
+             "extensions": {sse.ABORT: aborted.set}}  # fmt: skip
+    async with asyncio.timeout(PATIENCE):
+        await front.Front(app, limits=limits)(scope, blocked, blocked)
+    assert aborted.is_set()

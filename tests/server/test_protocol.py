@@ -49,11 +49,13 @@ class Listening:
 
 
 @contextlib.asynccontextmanager
-async def listening(base: Any, *, most: int = 100, head_seconds: float = 20.0) -> AsyncIterator[Listening]:
+async def listening(
+    base: Any, *, most: int = 100, head_seconds: float = 20.0, app: Any = None, **options: Any
+) -> AsyncIterator[Listening]:
     rig, metrics = Rig(), ServerMetrics()
-    made = protocol.protocol_class(metrics, most=most, head_bytes=8192, head_seconds=head_seconds, base=base)
+    made = protocol.protocol_class(metrics, most=most, head_bytes=8192, head_seconds=head_seconds, base=base, **options)
     config = uvicorn.Config(
-        rig.app,
+        app or rig.app,
         http=made,
         ws="none",
         lifespan="off",
@@ -200,3 +202,24 @@ async def test_no_spelling_of_a_path_leads_around_the_key(base: Any) -> None:
             answer = await server.say(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
             assert head(answer)[0] in (400, 401, 404), path
             assert b"xxxxx" not in answer, path
+
+
+@each("base", BOTH)
+async def test_a_client_that_takes_nothing_of_an_answer_is_cut_off(base: Any) -> None:
+    """Closing alone would wait until it takes the rest."""
+    long = b"x" * (16 << 20)  # more than the kernel takes
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(long))]})
+        await send({"type": "http.response.body", "body": long})
+
+    async with listening(base, app=app, unread_seconds=0.05) as server:
+        for ends in (b"close", b"keep-alive"):
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.setblocking(False)
+                loop = asyncio.get_running_loop()
+                async with asyncio.timeout(PATIENCE):
+                    await loop.sock_sendall(client, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: %s\r\n\r\n" % ends)
+                    assert await loop.sock_recv(client, 15) == b"HTTP/1.1 200 OK"
+                    while b"flowfabric_http_connections 0.0" not in server.metrics.text(None):
+                        await asyncio.sleep(0.01)

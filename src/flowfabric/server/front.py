@@ -7,6 +7,7 @@ tells the metrics, the access log and the trace how it ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -20,11 +21,13 @@ from flowfabric.server.limits import DEADLINE, Limits
 from flowfabric.server.problems import Problem
 from flowfabric.server.proxies import TrustedProxies
 from flowfabric.server.rates import address_group, retry_after
+from flowfabric.server.sse import ABORT
 from flowfabric.server.telemetry import Telemetry
 
 log = logging.getLogger("flowfabric.server")
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_LAST_WORDS: Final = 5.0  # seconds to send the refusal of a request that took too long
 UNKNOWN: Final = "unknown"  # the route of a request that fits none
 # Probes are answered whatever the limits say: a busy server is not a dead one.
 _PROBES: Final = frozenset({"/livez", "/readyz", "/healthz"})
@@ -115,7 +118,7 @@ class _Request:
                 scope[DEADLINE] = deadline
                 await self._front._app(scope, self._received, self._sent)
         except TimeoutError:
-            await self._refuse(self._too_slow())
+            await self._give_up()
         except Problem as problem:
             await self._refuse(problem)
         except Exception as error:
@@ -155,6 +158,21 @@ class _Request:
                 ),
             )
         return None
+
+    async def _give_up(self) -> None:
+        """Refuse a request that takes too long. A client that does not take its answer loses the connection."""
+        if self._status == 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS):
+                    await self._refuse(self._too_slow())
+                    return
+        abort = self._scope.get("extensions", {}).get(ABORT)
+        if abort is not None:
+            abort()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS):
+                    while (await self._receive())["type"] != "http.disconnect":  # until then it would answer for us
+                        pass
 
     def _too_slow(self) -> Problem:
         if self._asked and not self._body_read:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flowfabric.server import problems
 from flowfabric.server.metrics import CONNECTIONS, REFUSED, ServerMetrics
 from flowfabric.server.problems import Problem
-from flowfabric.server.sse import ABORT
+from flowfabric.server.sse import ABORT, SEND_SECONDS
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as Base
@@ -35,6 +35,7 @@ def protocol_class(
     most: int,
     head_bytes: int = HEAD_BYTES,
     head_seconds: float = HEAD_SECONDS,
+    unread_seconds: float = SEND_SECONDS,
     base: type[Base] = Base,
 ) -> type[asyncio.Protocol]:
     """The protocol of a server that takes `most` connections."""
@@ -58,13 +59,6 @@ def protocol_class(
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            app = self.app
-
-            def with_abort(scope: Any, receive: Any, send: Any) -> Any:
-                scope.setdefault("extensions", {})[ABORT] = transport.abort
-                return app(scope, receive, send)
-
-            self.app = with_abort
             metrics.change(CONNECTIONS, 1, {})
             if len(self.connections) > most + RESERVE:
                 self._refuse(
@@ -90,6 +84,22 @@ def protocol_class(
                 self._refuse(431, "head_too_large", f"the head is longer than {head_bytes} bytes", "large_head")
             elif self._timer is None and not self.transport.is_closing():
                 self._timer = self.loop.call_later(head_seconds, self._is_late)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._watch_reader(self.transport.get_write_buffer_size())
+
+        def _watch_reader(self, unread: int) -> None:
+            """Cut off a client that takes nothing of an answer: closing would wait for it forever."""
+            if unread:
+                self.loop.call_later(unread_seconds, self._look_again, unread)
+
+        def _look_again(self, before: int) -> None:
+            unread = self.transport.get_write_buffer_size()
+            if unread >= before:
+                self.transport.abort()
+            else:
+                self._watch_reader(unread)
 
         def send_400_response(self, msg: str) -> None:
             self._refuse(400, "bad_request", msg.rstrip("."), None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 from typing import Any, Final
 
 from msgspec import Struct
 
 from flowfabric._postgres.migrate import SCHEMA_VERSION
+from flowfabric.contracts import json_form
 from flowfabric.errors import FlowFabricError, NotFound
 from flowfabric.server import problems
 from flowfabric.server.call import Answer, Call
@@ -89,9 +91,14 @@ async def problem(call: Call) -> ProblemPage:
 
 async def openapi(call: Call) -> Answer:
     """Return the OpenAPI document of this server."""
+    return Answer(body=_document(call.request.scope.get("root_path", "")), media="application/json")
+
+
+@lru_cache(maxsize=8)  # by where the app is mounted; anybody may ask, and to write it takes longer than to answer
+def _document(base: str) -> bytes:
     from flowfabric.server.operations import OPERATIONS as TABLE  # noqa: PLC0415 - the table has this module in it
 
-    return Answer(body=document(TABLE, call.request.scope.get("root_path", "")))
+    return json_form.encode(document(TABLE, base))
 
 
 def _probe(path: str, handler: object, **more: object) -> Operation:
