@@ -21,7 +21,7 @@ UPWARDS = {
     "end_capped": {"end_executions"},
     "end_executions": {"end_waits", "forget_waits", "wake_parents", "cascade_ended", "end_reservations"},
     "schedule_retries": {"end_waits", "gate", "end_reservations"},
-    "purge_rows": {"drop_frames", "forget_usage"},
+    "purge_rows": {"drop_frames", "drop_owned", "forget_usage"},
     "redact_execution": {"drop_frames"},
     "renew_children": {"finish_cancel"},
     "replay": {"forget_signals", "ack_cancel_member", "reset_groups"},
