@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import flowfabric as ff
-from flowfabric.cli._output import payload
+from flowfabric.contracts.json_form import payload
 from flowfabric.testing import Kit
 from tests.integration.conftest import Ledger
 from tests.integration.test_codecs import Sealed

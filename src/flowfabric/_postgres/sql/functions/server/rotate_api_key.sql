@@ -10,6 +10,7 @@ declare
     k flowfabric.api_key;
     v_now timestamptz;
 begin
+    perform flowfabric.require_read_committed();
     select x.* into k from flowfabric.api_key x where x.id = p_id for update;
     v_now := flowfabric.now();
     code := case when k.id is null then 'not_found' when k.revoked_at is not null then 'api_key_revoked' else 'ok' end;
