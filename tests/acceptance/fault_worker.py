@@ -55,8 +55,19 @@ async def work(engine: ff.Engine, claimed: Claimed, ledger: Ledger) -> None:
         ledger.write("refused", claimed, answer=error.kind)
 
 
+async def connected(dsn: str) -> ff.Engine:
+    """Connect, also to a server that is killed while this worker starts."""
+    while True:
+        try:
+            return await ff.Engine.connect(dsn, reconnect_for=timedelta(seconds=60))
+        except ff.FlowFabricError as error:
+            if not error.retryable:
+                raise
+            await asyncio.sleep(0.1)
+
+
 async def main(dsn: str, ledger: Ledger, stop: Path, name: str) -> None:
-    async with await ff.Engine.connect(dsn, reconnect_for=timedelta(seconds=60)) as engine, ff.Duties(engine):
+    async with await connected(dsn) as engine, ff.Duties(engine):
         running: set[asyncio.Task[None]] = set()
         while not stop.exists():
             found = await engine.claim_many(
