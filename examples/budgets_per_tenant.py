@@ -37,6 +37,9 @@ async def main() -> None:
             print(f"{budget.name}: {used:.2f} of {budget.hard_limits['cost_micros'] / 1_000_000:.2f}")
         await client.raise_budget("tenant acme", cost_micros=ff.usd(1))
         print(await acme[2].result())
+        for budget in await client.budgets():  # the next day, so that this program can run again
+            await client.reset_budget(budget.name)
+        await client.raise_budget("tenant acme", cost_micros=-ff.usd(1))
 
 
 if __name__ == "__main__":

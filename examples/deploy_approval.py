@@ -87,6 +87,7 @@ async def main() -> None:
             print(results["results"]["deploy"])
             print("the same link again:", (await browser.post(link, data={"name": "rejected"})).status_code)
             print((await ci.get(f"{path}/graph?format=mermaid")).text.splitlines()[0])
+        await engine.revoke_api_key(key.key_id)  # the next run makes its own
 
 
 if __name__ == "__main__":

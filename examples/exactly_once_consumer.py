@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import asyncpg
 
 import flowfabric as ff
-from flowfabric.values.event import CompletionEvent, EventCursor, EventFilter
+from flowfabric.values.event import CompletionEvent, EventFilter
 
 app = ff.App()
-invoices = ff.Consumer("invoices", family="completion", filter=EventFilter(kind="ship"), start=EventCursor())
+invoices = ff.Consumer("invoices", family="completion", filter=EventFilter(kind="ship"))
 crashes = [True]
 
 
@@ -31,6 +31,7 @@ async def main() -> None:
         client = await app.client()
         connection = await asyncpg.connect(client.engine.dsn)
         await connection.execute("drop table if exists invoice; create table invoice (execution_id uuid)")
+        await invoices.register(app)  # a new consumer begins here
         for item in ("lamp", "chair", "desk"):
             await (await ship.submit(item)).result()
 

@@ -1,4 +1,4 @@
-"""Fork an execution: keep the steps before one, change an argument, and do the rest anew."""
+"""Fork an execution: keep the steps before one, change an argument, and run the rest again."""
 
 import asyncio
 

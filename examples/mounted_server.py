@@ -48,6 +48,7 @@ async def main() -> None:
             made = await browser.post("/flows/v1/executions", json=task)
             outcome = await browser.get(f"/flows/v1/executions/{made.json()['execution_id']}/outcome?wait=10")
             print(outcome.json()["result"])
+        await engine.revoke_api_key(key.key_id)  # the next run makes its own
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ async def main() -> None:
             print(names[entry.execution_id], entry.dimension, entry.amount)
         await client.release_budget("renders", runs[0].id)  # a refund
         print("after the refund:", (await client.budget("renders")).usage["cost_micros"])
+        await client.release_budget("renders", runs[1].id)  # the next run of this program begins with an empty ledger
 
 
 if __name__ == "__main__":

@@ -76,12 +76,10 @@ def start_server() -> tuple[subprocess.Popen[str], int]:
 async def main() -> None:
     async with ff.Worker(app):
         client = await app.client()
-        for one in (await client.engine.list_api_keys(usable=True)).items:  # of an earlier run
-            await client.engine.revoke_api_key(one.key_id)
-        key = (await client.engine.create_api_key("consumer", ["read"])).key.reveal()
+        key = await client.engine.create_api_key("consumer", ["read"])
         server, port = await asyncio.to_thread(start_server)
         try:
-            consumer = Consumer(port, key)
+            consumer = Consumer(port, key.key.reveal())
             await asyncio.to_thread(consumer.connect)
             for order in (1, 2):
                 run = await ship.options(tags={"order": str(order)}).submit(order)
@@ -98,6 +96,7 @@ async def main() -> None:
                 print(f"order {event['tags']['order']}: {event['outcome']}")
             consumer.cut()
         finally:
+            await client.engine.revoke_api_key(key.key_id)  # the next run makes its own
             server.terminate()
             await asyncio.to_thread(server.communicate)
         print("the server ends with", server.returncode)

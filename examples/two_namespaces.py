@@ -21,9 +21,10 @@ async def main() -> None:
     async with app, ff.Worker(app):
         engine = (await app.client()).engine
         web = create_app(engine, keys=ApiKeyCache(engine))
-        clients = {}
+        clients, keys = {}, []
         for name in ("acme", "initech"):
             made = await engine.create_api_key(name, ["submit", "read", "operate"], namespaces=[name])
+            keys.append(made.key_id)
             clients[name] = httpx.AsyncClient(
                 transport=httpx.ASGITransport(web),
                 base_url="https://flows.example",
@@ -52,6 +53,8 @@ async def main() -> None:
         print("cancel it:", cancelled.status_code, "- submit there:", elsewhere.status_code)
         for client in clients.values():
             await client.aclose()
+        for key_id in keys:  # the next run makes its own
+            await engine.revoke_api_key(key_id)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,9 @@ PANELS = (
     Panel("Oldest waiting by lane", "s", _gauge("flowfabric_lane_oldest_seconds", "lane")),
     Panel("Executions by state", "short", _gauge("flowfabric_stored_executions", "state")),
     Panel("Blocked by reason", "short", _gauge("flowfabric_blocked", "reason")),
+    Panel("Claims denied by limits", "ops", (
+        (f"max by (reason, dimension) (rate(flowfabric_claims_denied_total{_WINDOW}))", "{{reason}} {{dimension}}"),
+    ), "Executions that claims found under a closed limit, in the whole deployment."),
     Panel("Workers and slots", "short", (*_gauge("flowfabric_workers"), *_gauge("flowfabric_slots"))),
     Panel("Errors of engine calls", "ops", (
         (f'sum by (method, outcome) (rate(flowfabric_call_seconds_count{{outcome!="ok"}}{_WINDOW}))',

@@ -45,9 +45,12 @@ _RULES = """\
 | unknown members | of a request: refused by name; of a response: ignore them |
 | lists | `items` and `next_cursor`, also in the header `Link` (`rel="next"`); a cursor is refused with other filters |
 | versions | `ETag` on records and lists, 304 for `If-None-Match`; `If-Match` where an operation says so, else 412 |
-| repeats | `Idempotency-Key` on every POST; refused with another body (422) and while the first is under way (409) |
+| repeats | `Idempotency-Key` on every POST. Submissions, flows, signals and usage store it with what they make: a \
+repeat returns that, whatever its body. Other operations refuse it with another body (422) and while the first is \
+under way (409) |
 | bodies | at most the bytes that the operation says; longer ones are refused (413) while they are read |
-| request ids | every response has `X-Request-Id`; a problem has it as `instance` |
+| request ids | every response has `X-Request-Id`; a problem has it as `instance`, except that of a link, \
+whose problem is the same for every reason |
 
 ## Problems
 
@@ -195,7 +198,7 @@ def _type(schema: Schema) -> str:
 
 
 def _default(schema: Schema) -> str:
-    if "default" not in schema or schema["default"] in ([], {}, ()):
+    if "default" not in schema or schema["default"] in ([], {}, (), ""):
         return ""
     value = schema["default"]
     return f"Default: `{value}`." if not isinstance(value, bool) else f"Default: `{str(value).lower()}`."

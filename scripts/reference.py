@@ -420,10 +420,6 @@ def _documented(
     return lines
 
 
-def _package(cls: type) -> str:
-    return cls.__module__.rpartition(".")[0]
-
-
 def _function(function: Callable[..., Any], own: str = "flowfabric") -> list[str]:
     """A function that a module exports, in all forms it has."""
     name = function.__name__

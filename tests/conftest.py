@@ -23,6 +23,8 @@ from flowfabric._postgres import scratch
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from tests import sampling
+from tests.databases import fresh_database
+from tests.kept import the_keeper  # noqa: F401 - the fixture of all modules: one database, not one for each
 from tests.places import place_of_data
 from tests.support import CheckedEngine, Clock, in_database, system_programs
 from tests.wiped import WipedServer
@@ -156,22 +158,6 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = before
-
-
-_counter = iter(range(1_000_000))
-
-
-@contextlib.asynccontextmanager
-async def fresh_database(server: str) -> AsyncIterator[str]:
-    """A copy of the template, dropped afterwards even if connections are open."""
-    name = f"ff_{os.getpid()}_{next(_counter)}"
-    admin = await asyncpg.connect(server)
-    try:
-        await admin.execute(f"create database {name} template ff_template strategy file_copy")
-        yield in_database(server, name)
-        await admin.execute(f"drop database if exists {name} with (force)")
-    finally:
-        await admin.close()
 
 
 @pytest.fixture

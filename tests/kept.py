@@ -1,9 +1,9 @@
 """A database for many tests, wiped before each of them while the connections to it stay open.
 
 Most of what a test on a fresh database costs is not its statements but new connections and what each of them plans
-for the first time. A module that imports the fixtures gets `engine`, `plain_engine`, `sql`, `clock` and
-`database` on such a database, in the event loop of the run. A test that wants connections without a past takes
-`fresh_database`.
+for the first time. A module that imports the fixtures (`from tests.kept import *`) gets `engine`, `plain_engine`,
+`sql`, `clock` and `database` on such a database, in the event loop of the run. A test that wants connections without a
+past takes `fresh_database`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.support import CheckedEngine, Clock, Wipe
 from tests.wiped import CATALOG
+
+__all__ = ["kept_clock", "kept_database", "kept_engine", "kept_plain_engine", "kept_sql", "kept_state"]
 
 
 class Kept:

@@ -108,8 +108,8 @@ TAXONOMY: Final[tuple[TaxonomyRow, ...]] = (
         409,
         code="state_conflict",
     ),
-    *_rows("transport", "transport timeout", "retryable", 500),
-    *_rows("transport", "server_busy unreachable schema_locked", "retryable", 500, code="transport"),
+    *_rows("transport", "transport timeout", "retryable", 503),
+    *_rows("transport", "server_busy unreachable schema_locked", "retryable", 503, code="transport"),
     *_rows("transport", "protocol other", "terminal", 500),
     *_rows("transport", "wrong_password missing_privileges", "terminal", 500, code="auth"),
     *_rows(

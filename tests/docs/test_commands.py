@@ -58,6 +58,14 @@ def test_every_metric_of_the_server_has_a_line_with_its_labels() -> None:
     }
 
 
+def test_the_table_of_the_other_implementations_metrics_names_metrics_that_exist() -> None:
+    text = (ROOT / "docs" / "guides" / "run-a-server.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `ff_\w+`.*$", text, flags=re.MULTILINE)
+    assert len(rows) > 10
+    named = {name for row in rows for name in re.findall(r"`(flowfabric_\w+)`", row)}
+    assert named - {**METRICS, **WORKER_METRICS, **SERVER_METRICS, **STORED_METRICS}.keys() == set()
+
+
 def test_every_metric_has_a_line_with_its_labels() -> None:
     text = (ROOT / "docs" / "guides" / "deploy.md").read_text(encoding="utf-8")
     found = re.findall(r"^\| `(flowfabric_\w+)` \|(.*?)\|", text, flags=re.MULTILINE)

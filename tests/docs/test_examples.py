@@ -113,7 +113,7 @@ SAYS = {
     "mounted_server.py": [r"\Aa shop\nwithout a key: 401\nwrong argument: 422 /arguments/nam\nhello Ada\n\Z"],
     "operator_over_http.py": [
         r"\Ainvoice 17: usage_ok\ninvoice 17: already_applied\ninvoice 18: hard_breach\nraised from 1000 to 1500\n",
-        r"has not looked: 412 precondition_failed\na slot of the quota: admitted\npriority: 900\n",
+        r"based on the budget as it was: 412 precondition_failed\na slot of the quota: admitted\npriority: 900\n",
         r"cancelled and replayed: waiting\nada: create_budget ok\n",
         r"ada: update_budget ok\nada: update_budget precondition_failed\nada: create_quota ok\n",
         r"ada: change_priority ok\nada: cancel_execution ok\nada: replay_execution ok\n\Z",

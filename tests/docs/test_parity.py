@@ -83,14 +83,9 @@ def test_a_row_names_a_call_or_says_why_there_is_none(section: str) -> None:
     unexplained = {
         name: here
         for name, here in _rows(section).items()
-        if not here.startswith((*(f"`{owner}" for owner in _OWNERS), "planned: ", "not needed: "))
+        if not here.startswith((*(f"`{owner}" for owner in _OWNERS), "not needed: "))
     }
     assert unexplained == {}
-
-
-def test_an_existing_operation_is_not_listed_as_planned() -> None:
-    planned = {name for s in REFERENCE_NAMES for name, here in _rows(s).items() if here.startswith("planned")}
-    assert {name for name in planned if hasattr(ff.Engine, name)} == set()
 
 
 def test_the_capabilities_are_what_exists() -> None:

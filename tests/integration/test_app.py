@@ -35,6 +35,7 @@ from flowfabric.middleware.base import outcome_of
 from flowfabric.testing import Kit
 from flowfabric.values.execution import Execution
 from tests.support import Clock
+from tests.until import until
 
 PATIENCE = 30.0
 NOON = datetime(2040, 1, 1, 12, tzinfo=UTC)
@@ -55,13 +56,6 @@ def kit(database: str) -> Iterator[Kit]:
 
 async def count(sql: asyncpg.Connection[Any]) -> int:
     return int(await sql.fetchval("select count(*) from flowfabric.execution"))
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        await asyncio.sleep(0.005)
 
 
 # Declaring

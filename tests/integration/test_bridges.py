@@ -35,15 +35,7 @@ from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import partition_of_key
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from tests.ids import home, id_in
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import WORKER, CheckedEngine, submit
 
 

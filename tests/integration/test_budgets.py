@@ -349,7 +349,7 @@ async def test_a_soft_limit_is_told_and_stops_nothing(kit: Kit, kit_app: ff.App)
         ({"budgets": "research"}, "budgets: got 'research'; allowed: a list of names"),
         ({"budgets": [""]}, "budgets: empty"),
         ({"quotas": [5]}, "quotas: not text: 5"),
-        ({"quotas": ["keyed"]}, "tags: the quota 'keyed' is kept by the tag 'tenant', which is missing"),
+        ({"quotas": ["keyed"]}, "tags: the quota 'keyed' counts per value of the tag 'tenant', which is missing"),
         ({"budget": 5}, "budget: got int; allowed: an ff.Budget or None"),
     ],
 )
@@ -404,7 +404,7 @@ async def test_a_budget_that_was_created_elsewhere_can_be_named(app: ff.App) -> 
     @app.task(budgets=["theirs"], quotas=["api"])
     async def agent() -> None: ...
 
-    with pytest.raises(ff.InvalidInput, match="kept by the tag 'tenant'"):
+    with pytest.raises(ff.InvalidInput, match="counts per value of the tag 'tenant'"):
         await agent.submit()
     found = await (await agent.options(tags={"tenant": "acme"}).submit()).get()
     assert found.budget_ids == (budget_id_of("theirs"),)

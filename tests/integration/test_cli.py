@@ -28,15 +28,7 @@ from flowfabric.engine.service import schema_version
 from flowfabric.values.execution import NewExecution
 from tests import sampling
 from tests.integration.test_connection import SECRET, a_role, as_user
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import submit
 
 

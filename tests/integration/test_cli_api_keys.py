@@ -7,15 +7,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.values.api_key import Scope
 from tests.integration.test_cli import call
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import Clock
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

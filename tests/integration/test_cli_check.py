@@ -17,15 +17,7 @@ from flowfabric.testing import Kit
 from flowfabric.values.step import NewStep
 from flowfabric.values.worker import Serves
 from tests.integration.test_cli import call
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import WORKER, started, submit
 
 CODE = """

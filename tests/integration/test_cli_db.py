@@ -22,7 +22,7 @@ from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.cli._database import split_password
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.integration.test_cli import PATIENCE, PROGRAM, call, failed, here, run
 from tests.integration.test_connection import NASTY, SECRET, a_role, as_user, leaked
 from tests.support import Clock, started, submit, system_programs

@@ -13,18 +13,10 @@ import pytest
 import flowfabric as ff
 from flowfabric.errors import StateError
 from flowfabric.values.lease import Operator
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.integration.test_cli import call, run_here
 from tests.integration.test_connection import a_role, as_user
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import started, submit
 
 NEW = "--new if nothing was submitted to it yet"

@@ -24,15 +24,7 @@ from flowfabric.values.step import NewStep
 from tests import sampling
 from tests.ids import home, id_in
 from tests.integration.test_cli import Answer, call, run, run_here
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import RETRY, Clock, claim_one, started, submit
 
 TRACEBACK = """ValueError: no \x1b[31mmoney

@@ -34,15 +34,7 @@ from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.state import State
 from flowfabric.values.stream import NewFrame
 from tests.integration.test_cli import COMMAND_TREE, PROGRAM, Answer, call, on_a_terminal, run
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.sql.flowing import Flow, drain, submitted
 from tests.support import Clock, submit
 

@@ -25,15 +25,7 @@ from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.wait import Fresh
 from tests.integration.test_cli import call, on_a_terminal
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import Clock, claim_one, submit
 
 WIDTH = 80

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shlex
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import flowfabric as ff
 from flowfabric.values.budget import budget_id_of
-from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.policies import ExecutionPolicy, OwnBudget
 from flowfabric.values.quota import quota_policy_id_of
-from tests.integration.test_cli import call, on_a_terminal
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
-from tests.support import WORKER, started, submit
+from tests.integration.test_cli import COMMAND_TREE, PATIENCE, PROGRAM, call, on_a_terminal
+from tests.kept import *  # noqa: F403 - its fixtures
+from tests.support import WORKER, claim_one, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 APP = """
@@ -109,11 +105,50 @@ async def test_the_list_shows_bars_of_what_is_used_and_held(engine: ff.Engine, d
     assert max(len(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", screen).splitlines()) <= 80
 
 
+async def test_the_watched_list_follows_what_is_used_until_it_is_interrupted(engine: ff.Engine, database: str) -> None:
+    await engine.create_budget(name="team", dimensions=["tokens"], hard_limits=[100], soft_limits=[0])
+    arguments = ("budgets", "--watch", "--json", "--interval", "100ms", "--dsn", database)
+    watching = await asyncio.create_subprocess_exec(
+        PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert watching.stdout is not None
+
+    async def used() -> dict[str, int]:
+        line = await asyncio.wait_for(watching.stdout.readline(), PATIENCE)  # type: ignore[union-attr]
+        return dict(json.loads(line)["budgets"][0]["usage"])
+
+    assert await used() == {}
+    await engine.report_usage_admin(budget_id_of("team"), dimensions=["tokens"], deltas=[40])
+    while (found := await used()) != {"tokens": 40}:
+        assert found == {}
+    watching.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(watching.communicate(), PATIENCE)
+    assert (watching.returncode, err) == (130, b"")
+
+
+async def test_names_of_limits_are_completed(engine: ff.Engine, database: str) -> None:
+    for name in ("team", "tests", "other"):
+        await engine.create_budget(name=name)
+        await engine.create_quota_policy(name=f"q-{name}", max_concurrent=1)
+
+    async def complete(line: str) -> set[str]:
+        asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "FLOWFABRIC_DSN": database}
+        env = {"_FLOWFABRIC_COMPLETE": "complete_bash", **asked}
+        done = await asyncio.to_thread(CliRunner().invoke, COMMAND_TREE, prog_name="flowfabric", env=env)
+        return set(done.stdout.split())
+
+    for line in ("budgets show te", "budgets raise te"):
+        assert await complete(f"flowfabric {line}") == {"team", "tests"}, line
+    for line in ("quotas show q-te", "quotas set q-te", "submit --quota q-te"):
+        assert await complete(f"flowfabric {line}") == {"q-team", "q-tests"}, line
+    assert await complete("flowfabric ls --held-by te") >= {"team", "tests"}
+
+
 async def test_wrong_arguments_of_budgets_are_refused_and_nothing_changes(engine: ff.Engine, database: str) -> None:
     await engine.create_budget(name="team", dimensions=["tokens"], hard_limits=[5], soft_limits=[0])
     for given, code, words in (
         (["raise", "taem", "tokens=1"], 1, "not found: budget taem (did you mean team?)"),
-        (["raise", "team", "tokens"], 2, "allowed: KEY=VALUE"),
+        (["raise", "team", "tokens"], 2, "allowed: DIMENSION=AMOUNT"),
         (["raise", "team", "tokens=1.5"], 2, "the amount an integer"),
         (["raise", "team", "tokens=1", "tokens=2"], 2, "'tokens' is given twice"),
         (["raise", "team", f"tokens={2**63}"], 2, "got 9223372036854775808"),
@@ -130,6 +165,21 @@ async def test_wrong_arguments_of_budgets_are_refused_and_nothing_changes(engine
 
 
 # ---- quotas
+
+
+async def test_a_wrong_amount_is_refused_with_what_is_allowed(engine: ff.Engine, database: str) -> None:
+    await engine.create_budget(name="team", dimensions=["tokens"], hard_limits=[100], soft_limits=[0])
+    bare = await call("budgets", "raise", "team", "5000", dsn=database, code=2)
+    assert "allowed: DIMENSION=AMOUNT, such as tokens=50000" in bare.err
+    misspelt = await call("budgets", "raise", "team", "token=5", dsn=database, code=2)
+    assert "raise_by['token']: the budget has no hard limit of this dimension" in misspelt.err
+
+
+async def test_budgets_without_a_command_takes_the_filters_of_its_list(engine: ff.Engine, database: str) -> None:
+    await hold(engine)
+    await engine.create_budget(name="other", dimensions=["tokens"], hard_limits=[100], soft_limits=[0])
+    assert "other" not in (await call("budgets", "--exhausted", dsn=database)).out
+    assert "team" in (await call("budgets", "--exhausted", "--runs", dsn=database)).out
 
 
 async def test_a_quota_is_created_shown_and_changed(engine: ff.Engine, database: str) -> None:
@@ -206,8 +256,11 @@ async def test_what_a_budget_holds_back_is_listed_counted_and_explained(engine: 
 
     shown = (await call("show", first, dsn=database)).out
     assert re.search(r"held by +budget team", shown)
-    assert re.search(r"until +`flowfabric budgets raise team`, or a reset", shown)
+    assert re.search(r"until +`flowfabric budgets raise team tokens=1`, or a reset", shown)
     assert re.search(r"held since +2", shown)
+    assert "others" not in shown
+    later = (await call("show", second, "--json", dsn=database)).json["held_by"]["until"]
+    assert later.endswith(", after 1 other that it lets continue first")
     document = (await call("show", first, "--json", dsn=database)).json
     assert document["held_by"]["name"] == "team"
     assert document["limits"]["budgets"] == ["team"]
@@ -266,6 +319,32 @@ async def test_the_limit_that_holds_a_rate_limited_execution_says_when_it_is_tri
     assert "room in the window of its rate, or `flowfabric quotas set slow`" in shown
 
 
+async def test_the_command_that_lets_a_paused_execution_continue_is_shown_whole(
+    engine: ff.Engine, database: str
+) -> None:
+    await engine.create_budget(name="free plan", dimensions=["tokens"], hard_limits=[10], soft_limits=[0])
+    named = await started(engine, policy=ExecutionPolicy(budget_ids=(budget_id_of("free plan"),)))
+    await engine.report_usage(named.handle, {"tokens": 4})
+    await engine.pause_for_budget(named.handle, {"tokens": 7})
+    shown = (await call("show", named.execution_id, "--json", dsn=database)).json["held_by"]["until"]
+    assert shown == "`flowfabric budgets raise 'free plan' tokens=1`, or a reset"
+    own = await started(engine, policy=ExecutionPolicy(budget=OwnBudget(hard={"tokens": 50})))
+    await engine.pause_for_budget(own.handle, {"tokens": 80})
+    shown = (await call("show", own.execution_id, "--json", dsn=database)).json["held_by"]["until"]
+    assert shown == f"`flowfabric budgets raise {own.execution_id} tokens=30`", "a reset does not help"
+    assert re.search(r" 2 +own budgets 1, free plan 1", (await call("lanes", "--wide", dsn=database)).out)
+    history = (await call("show", own.execution_id, dsn=database)).out
+    assert re.search(r"paused +gave its worker back until its budgets have room", history)
+    assert "lease revoked" not in history
+    short = await call("budgets", "show", str(own.execution_id)[-8:], "--json", dsn=database)
+    assert short.json["budget"]["owner_id"] == str(own.execution_id)
+    held = await call("ls", "--held-by", str(own.execution_id)[-8:], "--quiet", dsn=database)
+    assert held.out.split() == [str(own.execution_id)]
+    words = shlex.split(shown.strip("`"))
+    await call(*words[1:], dsn=database)
+    assert (await claim_one(engine)).execution_id == own.execution_id
+
+
 async def test_the_doctor_warns_of_limits_that_hold_in_vain_and_budgets_without_reports(
     engine: ff.Engine, database: str
 ) -> None:
@@ -276,12 +355,15 @@ async def test_the_doctor_warns_of_limits_that_hold_in_vain_and_budgets_without_
     await engine.create_budget(name="small", dimensions=["tokens"], hard_limits=[10], soft_limits=[0])
     needy = await started(engine, policy=ExecutionPolicy(budget_ids=(budget_id_of("small"),)))
     await engine.pause_for_budget(needy.handle, {"tokens": 50})
+    own = await started(engine, policy=ExecutionPolicy(budget=OwnBudget(hard={"tokens": 5})))
+    await engine.pause_for_budget(own.handle, {"tokens": 60})
 
     found = (await call("doctor", "--json", dsn=database, code=1)).json["findings"]
     words = [one["detail"] for one in found if one["check"] in ("limits", "budgets") and one["verdict"] == "warning"]
     assert any("budget team is exhausted, is never reset, and holds executions back" in one for one in words)
     assert any("none ever reported usage: unused" in one for one in words)
     assert any(f"{needy.execution_id} needs 50 tokens" in one for one in words)
+    assert any(f"{own.execution_id} needs 60 tokens" in one for one in words)
 
 
 async def test_a_submission_names_limits(

@@ -15,15 +15,7 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
 from flowfabric.values.stream import BestEffortLive, DurableSummary, NewFrame
 from tests.integration.test_cli import call
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import OTHER, claim_one, started, submit
 
 LIVE = BestEffortLive(ttl=timedelta(minutes=5))

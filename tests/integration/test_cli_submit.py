@@ -25,15 +25,7 @@ from flowfabric.values.ids import parse_execution_id
 from tests.ids import id_in
 from tests.integration.test_cli import call
 from tests.integration.test_connection import SECRET, as_user
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import claim_one, started, submit
 
 SHOP = """

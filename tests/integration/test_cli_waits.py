@@ -29,15 +29,7 @@ from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.ids import home
 from tests.integration.test_cli import COMMAND_TREE, Answer, call
 from tests.integration.test_connection import a_role, as_user
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import Clock, claim_one, started, submit
 
 HOUR = timedelta(hours=1)

@@ -31,7 +31,7 @@ from flowfabric.errors import Conflict, ConnectionFailed, ExecutionNotActive, Pu
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.ids import mint_execution_id
 from flowfabric.values.lane import LaneState
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.support import Clock
 
 PATIENCE = 30.0

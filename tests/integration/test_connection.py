@@ -19,6 +19,7 @@ import pytest
 import flowfabric as ff
 from flowfabric._postgres import database as database_module
 from flowfabric._postgres import dsn as dsn_module
+from flowfabric._postgres.connections import Connections
 from flowfabric._postgres.listen import Listener
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database, schema_version
@@ -600,3 +601,10 @@ async def test_a_stricter_default_isolation_is_not_inherited(database: str, sql:
     async with await ff.Engine.connect(database) as engine:
         row = await engine._row("select current_setting('transaction_isolation') as level")
         assert row["level"] == "read committed"
+
+
+async def test_an_engine_that_is_closed_twice_waits_for_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example by hand, and by `async with`."""
+    monkeypatch.setattr(Connections.close, "__defaults__", (10_000.0,))
+    async with asyncio.timeout(60), await ff.Engine.connect(database) as engine:
+        await engine.close()

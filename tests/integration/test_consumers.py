@@ -23,16 +23,9 @@ from flowfabric.errors import CursorRefused, InvalidInput, NotFound, StreamDisco
 from flowfabric.values.event import CompletionEvent, EventCursor, EventFilter
 from tests import sampling
 from tests.each import each
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import started
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 PATIENCE = 30.0
@@ -46,12 +39,6 @@ async def end_some(engine: ff.Engine, count: int, **fields: Any) -> list[ff.Exec
         await engine.complete(held.handle)
         ended.append(held.execution_id)
     return ended
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
@@ -330,7 +317,7 @@ async def test_a_consumer_from_the_beginning_that_comes_too_late_is_told(
         assert await ledger.ids() == ended * 3
 
 
-@each("ending", ["rollback", "commit"])
+@each("ending", ["rollback", "commit", "rollback; begin", "commit; begin"])
 async def test_a_function_that_ends_the_transaction_moves_nothing(database: str, ledger: Ledger, ending: str) -> None:
     async with await ff.Engine.connect(database) as engine:
         await end_some(engine, 1)
@@ -345,6 +332,79 @@ async def test_a_function_that_ends_the_transaction_moves_nothing(database: str,
             await consumer.run_once(engine, handle)
         assert [one.cursor for one in await engine.list_consumers() if one.name == name] == [before]
         assert await consumer.run_once(engine, ledger.add) >= 1
+
+
+async def test_a_function_that_hides_an_error_of_the_database_has_failed(
+    database: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    """Its transaction cannot commit any more: lists show the failure, and what to do; a savepoint is the way."""
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
+    async with await ff.Engine.connect(database) as engine:
+        ended = await end_some(engine, 2)
+        noted: list[str | None] = []
+
+        async def handle(connection: Any, events: Sequence[Any]) -> None:
+            noted.extend(one.failure for one in await engine.list_consumers())
+            await ledger.add(connection, events)
+            with contextlib.suppress(asyncpg.PostgresError):
+                if len(noted) == 1:
+                    await connection.execute("select 1/0")
+                async with connection.transaction():
+                    await connection.execute("select 1/0")
+
+        async with running(ff.Consumer("c", family="completion", start=START), engine, handle):
+
+            async def all_there() -> bool:
+                return len(await ledger.ids()) >= 2
+
+            await until(all_there)
+        assert await ledger.ids() == ended
+        assert noted[0] is None
+        assert "savepoint" in str(noted[1])
+        await engine.set_consumer("c", START)
+
+        async def fails(connection: Any, events: Sequence[Any]) -> None:
+            with contextlib.suppress(asyncpg.PostgresError):
+                await connection.execute("select 1/0")
+
+        with pytest.raises(RuntimeError, match="savepoint"):
+            await ff.Consumer("c", family="completion").run_once(engine, fails)
+
+
+async def test_a_consumer_that_is_cancelled_ends_wherever_it_is(
+    database: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    """Also between two waits, while it takes back the one before."""
+    monkeypatch.setattr(module, "_POLL", 0.01)
+    between, goes_on = asyncio.Event(), asyncio.Event()
+
+    class Slow:
+        async def __aenter__(self) -> Slow:
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            """Nothing to close."""
+
+        async def __anext__(self) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                between.set()
+                await goes_on.wait()
+                raise
+
+    async def follow(*_: Any, **__: Any) -> Slow:
+        return Slow()
+
+    async with await ff.Engine.connect(database) as engine:
+        monkeypatch.setattr(engine, "follow", follow)
+        task = asyncio.ensure_future(ff.Consumer("c", family="completion").run(engine, ledger.add))
+        await between.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.wait([task], timeout=PATIENCE)
+        assert task.cancelled()
 
 
 async def test_an_outage_is_no_failure_of_the_function(
@@ -540,3 +600,60 @@ async def test_processes_that_are_killed_act_on_every_completion_exactly_once(
 
 async def end_some_into(engine: ff.Engine, ended: list[Any], count: int) -> None:
     ended += await end_some(engine, count)
+
+
+FOLLOWING = textwrap.dedent(
+    """
+    import asyncio, os, pathlib, sys
+    import flowfabric as ff
+    from flowfabric.values.event import EventCursor
+
+    async def main():
+        acted, cursor = pathlib.Path("acted"), pathlib.Path("cursor")
+        after = cursor.read_text() if cursor.exists() else EventCursor()
+        async with await ff.Engine.connect(sys.argv[1]) as engine:
+            async with await engine.subscribe_completion(after=after) as events:
+                async for event in events:
+                    with acted.open("a") as file:
+                        file.write(f"{event.execution_id}\\n")
+                    pathlib.Path("next").write_text(str(event.cursor))
+                    os.replace("next", cursor)
+
+    asyncio.run(main())
+    """
+)
+
+
+async def test_a_follower_that_is_killed_acts_on_every_completion_at_least_once(database: str, tmp_path: Path) -> None:
+    """A plain subscription, whose program stores the cursor after acting."""
+    (tmp_path / "follower.py").write_text(FOLLOWING)
+    acted = tmp_path / "acted"
+    chance = random.Random(2)
+    ended: list[Any] = []
+
+    def seen() -> list[str]:
+        return acted.read_text().split() if acted.exists() else []
+
+    async def acts(least: int) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while len(set(seen())) < least:
+                await asyncio.sleep(0.01)
+
+    async with await ff.Engine.connect(database) as engine:
+        for last in [False] * sampling.examples(50, 3) + [True]:
+            process = await asyncio.create_subprocess_exec(sys.executable, "follower.py", database, cwd=tmp_path)
+            try:
+                before = len(set(seen()))
+                ended += await end_some(engine, 10)
+                if last:
+                    await acts(len(ended))
+                else:
+                    await acts(before + 1)
+                    await end_some_into(engine, ended, chance.randint(1, 5))
+            finally:
+                process.kill()
+                await process.wait()
+    found = seen()
+    assert set(found) == {str(one) for one in ended}
+    # In the order of the log: only the event that it acted on when it was killed comes again, at once.
+    assert list(dict.fromkeys(found)) == [one for at, one in enumerate(found) if at == 0 or found[at - 1] != one]

@@ -37,15 +37,7 @@ from flowfabric.values.lease import Operator
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy, TimeoutPolicy
 from tests.ids import home
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit, until_blocked
 
 DAY = timedelta(days=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,16 +14,9 @@ from flowfabric.errors import Contention, Unavailable, WorkerAtCapacity
 from flowfabric.values.grant import Granted, ReclaimGranted
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from tests.integration.test_cli import call
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import Clock, claim_one, submit
+from tests.until import until
 
 GPU = ExecutionPolicy(routing_requirements=RoutingRequirements(required_capabilities=("gpu",)))
 
@@ -50,15 +42,6 @@ def make_app(dsn: str, doors: Doors) -> ff.App:
     async def other() -> None: ...
 
     return app
-
-
-async def until(condition: Callable[[], Awaitable[Any] | Any], within: float = 20.0) -> Any:
-    async with asyncio.timeout(within):
-        while True:
-            found = condition()
-            if found if not isinstance(found, Awaitable) else await found:
-                return found
-            await asyncio.sleep(0.005)
 
 
 async def test_a_worker_with_a_namespace_runs_only_its_own_and_says_so(plain_engine: ff.Engine, database: str) -> None:

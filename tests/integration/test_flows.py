@@ -32,6 +32,7 @@ from flowfabric.testing import Kit, NotFinished
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import CancellationScheduled, FlowCancelled
 from flowfabric.values.graph import NewEdge, NewNode
+from tests.until import until
 
 PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -51,12 +52,6 @@ async def failure(run: ff.FlowRun) -> ff.FlowFailed:
     with pytest.raises(ff.FlowFailed) as caught:
         await run.result(PATIENCE)
     return caught.value
-
-
-async def until(condition: Callable[[], Awaitable[Any]]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 async def words(run: ff.FlowRun) -> dict[str, str]:

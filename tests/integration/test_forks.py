@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
+from datetime import UTC, date, datetime
 from typing import Any
 
 import asyncpg
@@ -16,16 +18,8 @@ from flowfabric.errors import InvalidInput, NotFound, StateError, TaskFailed, Un
 from flowfabric.values.lane import LaneState
 from flowfabric.values.step import NewStep
 from tests.each import each
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
-from tests.support import started, submit
+from tests.kept import *  # noqa: F403 - its fixtures
+from tests.support import Clock, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 PATIENCE = 30.0
@@ -221,6 +215,38 @@ async def test_waits_are_asked_again(app: ff.App) -> None:
         whole = await run.fork()
         assert await answered(whole, "no") == ["draft", "no", "publish"]
     assert did.calls == ["draft", "publish", "publish"]
+
+
+@each("how", ["wait_for", "waitpoint"])
+async def test_a_wait_that_is_asked_again_has_its_whole_time_again(app: ff.App, clock: Clock, how: str) -> None:
+    """Not what is left of the time of the old one, which may be over for days."""
+
+    @app.task(name=how)
+    async def publish(ctx: ff.Context) -> str:
+        if how == "wait_for":
+            found = await ctx.wait_for("approval", timeout="1 hour", default=None)
+        else:
+            point = await ctx.waitpoint("approval")
+            await ctx.step("send", lambda: point.callback)
+            found = await point.wait(timeout="1 hour", default=None)
+        return await ctx.step("publish", lambda: "nobody" if found is None else str(found.payload))
+
+    async def answered(run: ff.Run[str], payload: str) -> str:
+        while not await run.waits() and not (await run.state()).is_terminal:
+            await asyncio.sleep(0.01)
+        if not (await run.state()).is_terminal:
+            await run.signal(payload=payload)
+        return await run.result()
+
+    async with working(app):
+        run = await publish.submit()
+        assert await answered(run, "ada") == "ada"
+        await clock.advance(days=2)
+        assert await answered(await run.fork(before="publish"), "eve") == "eve"
+        with pytest.raises(InvalidInput) as refused:
+            await run.fork(before="nothing")
+        # The names that `flowfabric show` lists.
+        assert refused.value.allowed == ("approval, publish" if how == "wait_for" else "send, approval, publish")
 
 
 async def test_a_running_execution_can_be_forked_and_a_failed_one_too(app: ff.App) -> None:
@@ -447,6 +473,25 @@ async def test_a_payload_that_does_not_fit_the_task_is_refused(app: ff.App) -> N
         with pytest.raises(NotFound):
             await client.fork(client.engine.mint_id(), payload={"count": 1})
         assert len((await client.find()).items) == 1
+
+
+@dataclasses.dataclass
+class Order:
+    number: int
+    due: datetime
+
+
+async def test_arguments_of_any_type_stay_when_another_one_is_replaced(app: ff.App) -> None:
+    @app.task
+    async def work(order: Order, day: date, note: str = "") -> str:
+        return f"{order.number} {order.due.year} {day} {note}"
+
+    async with working(app):
+        run = await work.submit(Order(7, datetime(2026, 1, 2, tzinfo=UTC)), date(2026, 3, 4))
+        assert await run.result() == "7 2026 2026-03-04 "
+        assert await (await run.fork(payload={"note": "again"})).result() == "7 2026 2026-03-04 again"
+        fork = await run.fork(payload={"day": date(2026, 5, 6)})
+        assert await fork.result() == "7 2026 2026-05-06 "
 
 
 class Bound:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -15,6 +13,7 @@ import flowfabric as ff
 from flowfabric._postgres.outage import Outage
 from tests.proxy import proxies
 from tests.support import Clock
+from tests.until import until
 
 PATIENCE = 30.0
 LINES = {
@@ -50,12 +49,6 @@ LINES = {
         "DEBUG left ID: succeeded after N s, attempt 2",
     ],
 }
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def lines_about(kind: str, caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -25,6 +25,7 @@ from flowfabric.worker.runners.process_pool import ChildDied, PoolClosed, Proces
 from flowfabric.worker.runners.process_pool import child as child_module
 from tests.integration import pool_functions
 from tests.integration.pool_functions import PATIENCE, write
+from tests.until import until
 
 HERE = pool_functions.__name__
 SOURCES = str(Path(child_module.__file__).parents[4])
@@ -64,14 +65,6 @@ def is_gone(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return status.rpartition(")")[2].split()[0] in "ZX"
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    """Wait until the condition holds and answer it."""
-    async with asyncio.timeout(PATIENCE):
-        while not (answer := condition()):
-            await asyncio.sleep(0.005)
-    return answer
 
 
 def written(path: Path) -> str:

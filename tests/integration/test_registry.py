@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -21,16 +20,9 @@ from flowfabric.middleware import MemorySink, Metrics
 from flowfabric.values.worker import WorkerRecord
 from flowfabric.worker import claims, registration
 from tests.integration.test_cli import call
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import Clock, submit
+from tests.until import until
 
 SQL: TypeAlias = "asyncpg.Connection[Any]"
 LEASE = timedelta(seconds=30)
@@ -50,13 +42,6 @@ def make_app(dsn: str, **options: Any) -> ff.App:
         return 1
 
     return app
-
-
-async def until(condition: Callable[[], Awaitable[Any]], within: float = 20.0) -> Any:
-    async with asyncio.timeout(within):
-        while not (found := await condition()):
-            await asyncio.sleep(0.01)
-        return found
 
 
 async def alive(engine: ff.Engine) -> list[WorkerRecord]:

@@ -2,15 +2,7 @@
 
 import pytest
 
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import STATES, CheckedEngine, Clock, claim_one, submit
 
 

@@ -17,6 +17,7 @@ import flowfabric as ff
 from flowfabric.testing import Kit
 from flowfabric.worker.durable import parking
 from tests.integration.conftest import Ledger
+from tests.until import until
 
 PATIENCE = 30.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -31,12 +32,6 @@ def worker(app: ff.App, **options: Any) -> ff.Worker:
 
 async def result(run: ff.Run[Any]) -> Any:
     return await asyncio.wait_for(run.result(), PATIENCE)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def until_parked(run: ff.Run[Any]) -> None:

@@ -23,16 +23,9 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
 from flowfabric.values.stream import BestEffortLive, Frame, Gap, KeepAlive, NewAttempt, NewFrame
 from flowfabric.worker.durable.emitting import MAX_FRAMES
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import started, submit
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 PATIENCE = 30.0
@@ -56,12 +49,6 @@ async def read(run: ff.Run[Any], **options: Any) -> list[Any]:
     """Everything of a run: texts of frames, and where attempts change."""
     async with asyncio.timeout(PATIENCE):
         return [item.text if isinstance(item, Frame) else item async for item in run.stream(**options)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def announced(sql: asyncpg.Connection[Any], count: int) -> None:

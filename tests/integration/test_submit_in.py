@@ -23,15 +23,7 @@ from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.lease import Operator
 from tests.integration.test_bridges import WAYS, Django, EngineConnection, Way
 from tests.integration.test_codecs import Sealed
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import CheckedEngine
 
 

@@ -16,15 +16,7 @@ from flowfabric.app.code import code_digest
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.worker import Serves
 from tests.integration.test_cli import call
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import WORKER
 
 

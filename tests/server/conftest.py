@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,8 +24,8 @@ from tests.kept import (  # noqa: F401 - fixtures
     kept_plain_engine,
     kept_sql,
     kept_state,
-    the_keeper,
 )
+from tests.server.following import Follow, Following
 from tests.server.keyed import keyed_app, keyed_apps  # noqa: F401 - fixtures
 
 MakeClient = Callable[..., httpx.AsyncClient]
@@ -108,5 +109,15 @@ def submit(client: httpx.AsyncClient) -> Submit:
         answer = await client.post("/v1/executions", json={"execution_kind": kind, **members})
         assert answer.status_code == 201, answer.text
         return str(answer.json()["execution_id"])
+
+    return do
+
+
+@pytest.fixture
+def follow(client: httpx.AsyncClient) -> Follow:
+    """Follows a path with the key of a client, by default of one that may do everything."""
+
+    def do(path: str = "/v1/events", *, by: httpx.AsyncClient = client, **params: Any) -> Following:
+        return Following(by._transport.app, path, key=by.headers.get("authorization", ""), **params)  # type: ignore[attr-defined]
 
     return do

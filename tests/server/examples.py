@@ -69,5 +69,5 @@ def request_of(operation: Operation, ids: Mapping[str, object]) -> dict[str, Any
         "method": operation.method,
         "url": path_of(operation, ids),
         "params": required(operation.query),
-        "json": None if operation.body is None else required(operation.body),
+        "json": required(operation.body) if isinstance(operation.body, type(Struct)) else None,
     }

@@ -162,3 +162,7 @@ class Following:
             assert found is not None, "the response has ended"
             if wanted(found):
                 return found
+
+
+Follow = Callable[..., Following]
+"""What the fixture `follow` is."""

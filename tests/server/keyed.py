@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,8 +14,7 @@ from flowfabric.server.app import create_app
 from flowfabric.server.keys import ApiKeyCache
 from flowfabric.server.operation import Scope
 from flowfabric.server.service import Service
-
-KeyedClient = Callable[..., Awaitable[httpx.AsyncClient]]
+from tests.server.leaving import leaving
 
 
 class Keyed:
@@ -29,21 +28,23 @@ class Keyed:
         self.app = create_app(engine, service=self.service)
         self._stack = stack
 
-    def with_text(self, key: str | None) -> httpx.AsyncClient:
-        """A client that shows this key."""
+    def with_text(self, key: str | None, *, leaves: bool = False) -> httpx.AsyncClient:
+        """A client that shows this key; one that `leaves` takes only the first bytes of an endless answer."""
         client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.app, raise_app_exceptions=False),
+            transport=httpx.ASGITransport(leaving(self.app) if leaves else self.app, raise_app_exceptions=False),
             base_url="http://server",
             headers={} if key is None else {"Authorization": f"Bearer {key}"},
         )
         self._stack.push_async_callback(client.aclose)
         return client
 
-    async def client(self, *scopes: Scope | str, name: str | None = None, **rights: Any) -> httpx.AsyncClient:
+    async def client(
+        self, *scopes: Scope | str, name: str | None = None, leaves: bool = False, **rights: Any
+    ) -> httpx.AsyncClient:
         """A client with a new key."""
         count = len((await self.engine.list_api_keys()).items)
         made = await self.engine.create_api_key(name or f"key {count}", scopes or ("admin",), **rights)
-        return self.with_text(made.key.reveal())
+        return self.with_text(made.key.reveal(), leaves=leaves)
 
 
 MakeKeyed = Callable[..., Keyed]

@@ -18,12 +18,7 @@ from tests.server.examples import UNKNOWN
 from tests.server.following import PATIENCE, Following
 from tests.server.keyed import Keyed, without_instance
 from tests.support import started, submit
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
+from tests.until import until
 
 
 async def test_a_stream_ends_when_its_key_does(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,11 +32,13 @@ async def test_a_stream_ends_when_its_key_does(keyed: Keyed, monkeypatch: pytest
         async with (
             Following(keyed.app, path, key=f"Bearer {stays.key.reveal()}") as other,
             Following(keyed.app, path, key=f"Bearer {key.key.reveal()}") as stream,
+            Following(keyed.app, path, key=f"Bearer {key.key.reveal()}") as second,
         ):
             await keyed.engine.rotate_api_key(made.key_id)
             keyed.now += 6
             await stream.ended()
-            assert stream.status == 200
+            await second.ended()
+            assert (stream.status, second.status) == (200, 200)
             assert not other._task.done()
     assert keyed.service.clients._guard is None
     assert keyed.service.clients.following == 0
@@ -117,6 +114,44 @@ async def test_limits_of_other_namespaces_cannot_be_named(keyed: Keyed) -> None:
             assert [one.status_code for one in answers] == [404] * 3, [one.text for one in answers]
             wanted = str(NotFound(*what))
             assert {item["problem"]["detail"], *(one.json()["detail"] for one in answers)} == {wanted}
+    rows.tell()
+
+
+async def test_hooks_submit_only_to_the_namespaces_of_the_key(keyed: Keyed) -> None:
+    """A hook is an execution to come: with another namespace, a key would reach what it may not."""
+    client = await keyed.client("admin", namespaces=["a"])
+    flow = (await client.post("/v1/flows", json={})).json()["flow_id"]
+    theirs = await keyed.engine.create_budget(
+        name="theirs", scope_type="namespace", scope_id="b", dimensions=["tokens"], hard_limits=[5], soft_limits=[0]
+    )
+    cases: list[tuple[Any, int]] = [
+        ({}, 201),
+        ({"namespace": "a"}, 201),
+        ({"namespace": None}, 201),
+        ({"namespace": "b"}, 404),
+        ({"namespace": ""}, 404),
+        ({"policy": {"budget_ids": [str(theirs.budget_id)]}}, 404),
+        ("no object", 400),
+    ]
+    rows = Rows()
+    for which in ("failure", "escalation"):
+        for more, status in cases:
+            hook = {"kind": "hook", **more} if isinstance(more, dict) else more
+            body = {"execution_kind": "x", "policy": {"hooks": {which: hook}}}
+            with rows.row((which, more)):
+                answers = [
+                    await client.post("/v1/executions", json=body),
+                    await client.post("/v1/flows", json={"nodes": {"n": body}}),
+                    await client.post(f"/v1/flows/{flow}/extend", json={"nodes": {"n": body}}),
+                ]
+                item = (await client.post("/v1/executions/batch", json={"items": [body]})).json()["items"][0]
+                assert [one.status_code for one in answers] == [status] * 3, [one.text for one in answers]
+                if status != 201:
+                    assert item["problem"]["status"] == status
+                    continue
+                for made in (answers[0].json()["execution_id"], item["execution_id"]):
+                    stored = (await client.get(f"/v1/executions/{made}")).json()["policy"]
+                    assert stored["hooks"][which]["namespace"] == "a"
     rows.tell()
 
 

@@ -41,6 +41,22 @@ async def test_every_audited_operation_leaves_one_row_with_its_outcome(keyed: Ke
     assert {"ok", "not_found"} <= outcomes
 
 
+async def test_a_row_about_several_things_is_found_by_each(keyed: Keyed) -> None:
+    client = await keyed.client("admin")
+    quota = (await keyed.engine.create_quota_policy(name="q", max_concurrent=1)).quota_policy_id
+    target = await submit(keyed.engine)
+    await client.post(f"/v1/quotas/{quota}/admissions/{target}")
+    await client.post(f"/v1/executions/{target}/cancel")
+    for one, expected in (
+        (target, ["cancel_execution", "admit_execution"]),
+        (quota, ["admit_execution"]),
+        (f"{quota}, {target}", ["admit_execution"]),
+        (str(target)[:8], []),
+    ):
+        found = await client.get("/v1/audit", params={"target": str(one)})
+        assert [row["operation"] for row in found.json()["items"]] == expected, one
+
+
 async def test_a_foreign_target_is_recorded_as_not_found(keyed: Keyed) -> None:
     ids = await a_target(keyed.engine)
     client = await keyed.client("operate", namespaces=["theirs"])
@@ -49,7 +65,26 @@ async def test_a_foreign_target_is_recorded_as_not_found(keyed: Keyed) -> None:
     assert (row.operation, row.outcome, row.target) == ("cancel_execution", "not_found", str(ids["execution_id"]))
 
 
-async def test_reads_submissions_and_refused_keys_leave_no_row(keyed: Keyed) -> None:
+async def test_a_key_without_the_scope_leaves_a_row_of_its_attempt(keyed: Keyed) -> None:
+    client = await keyed.client("read", "submit", "worker", name="mallory")
+    engine = keyed.engine
+    rows = Rows()
+    for operation in AUDITED:
+        with rows.row(operation.name):
+            ids = await a_target(engine)
+            before = len((await engine.list_operator_audit()).items)
+            answer = await client.request(**request_of(operation, ids))
+            (row, *others) = (await engine.list_operator_audit()).items
+            assert (answer.status_code, len(others)) == (403, before)
+            assert (row.actor, row.operation, row.outcome) == ("mallory", operation.name, "forbidden")
+            assert row.request_id == answer.headers["x-request-id"]
+            assert row.key_id and row.address
+            if "{execution_id}" in operation.path:
+                assert str(ids["execution_id"]) in str(row.target)
+    rows.tell()
+
+
+async def test_reads_submissions_and_unknown_keys_leave_no_row(keyed: Keyed) -> None:
     target = await submit(keyed.engine)
     client = await keyed.client("read", "submit")
     await client.get(f"/v1/executions/{target}")
@@ -57,7 +92,7 @@ async def test_reads_submissions_and_refused_keys_leave_no_row(keyed: Keyed) -> 
     await client.post(
         "/v1/executions/batch", json={"items": [{"execution_kind": "k"}]}, headers={"Idempotency-Key": "k"}
     )
-    await client.post(f"/v1/executions/{target}/cancel")
+    await client.get("/v1/audit")
     await keyed.with_text(ApiKeyText.make().reveal()).post(f"/v1/executions/{target}/cancel")
     assert (await keyed.engine.list_operator_audit()).items == []
 

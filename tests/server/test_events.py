@@ -22,35 +22,12 @@ from flowfabric.values.event import EventCursor
 from flowfabric.values.ids import FlowId, mint_uuid
 from tests.each import Rows
 from tests.server.conftest import MakeClient
-from tests.server.following import PATIENCE, Following
-from tests.support import claim_one, started, submit, submit_member
+from tests.server.following import Follow, Following
+from tests.support import claim_one, end_one, started, submit, submit_member
+from tests.until import until
 
 EVENTS = "/v1/events"
 TTL = timedelta(seconds=10)
-Follow = Callable[..., Following]
-
-
-@pytest.fixture
-def follow(client_of: MakeClient, client: httpx.AsyncClient) -> Follow:
-    """Follows a path with the key of a client, by default of one that may do everything."""
-
-    def do(path: str = EVENTS, *, by: httpx.AsyncClient = client, **params: Any) -> Following:
-        return Following(by._transport.app, path, key=by.headers.get("authorization", ""), **params)  # type: ignore[attr-defined]
-
-    return do
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-async def end_one(engine: ff.Engine, **fields: Any) -> ff.ExecutionId:
-    """Run an execution to its end: two events."""
-    held = await started(engine, **fields)
-    await engine.complete(held.handle)
-    return held.execution_id
 
 
 async def mixed(engine: ff.Engine) -> dict[str, Any]:

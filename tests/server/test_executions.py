@@ -77,7 +77,7 @@ async def test_every_member_of_a_submission_arrives(client: httpx.AsyncClient, p
             "namespace": "team",
             "priority": 7,
             "tags": {"a.b": "c"},
-            "policy": {"retry_policy": {"max_retries": 2, "backoff": {"type": "fixed", "delay_ms": 500}}},
+            "policy": {"retry_policy": {"max_retries": 2, "backoff": {"type": "fixed", "delay_seconds": 0.5}}},
             "delay_seconds": 3600,
             "execution_deadline_at": "2100-01-01T00:00:00Z",
             "execution_id": str(execution_id),
@@ -403,3 +403,55 @@ async def test_delays_have_bounds(client: httpx.AsyncClient) -> None:
         "/v1/executions", json={"execution_kind": "work", "delay_seconds": -timedelta(days=1).total_seconds()}
     )
     assert past.json()["public_state"] == "waiting"
+
+
+async def test_a_record_says_why_the_execution_does_not_run(client: httpx.AsyncClient, submit: Submit) -> None:
+    waiting = (await client.get(f"/v1/executions/{await submit()}")).json()
+    delayed = (await client.get(f"/v1/executions/{await submit(delay_seconds=60)}")).json()
+    assert (waiting["blocking_reason"], delayed["blocking_reason"]) == ("waiting_for_worker", "waiting_for_delay")
+    assert "stored_blocking_reason" not in waiting
+
+
+POLICY = {
+    "delay_until": "2090-01-01T00:00:00Z",
+    "retry_policy": {
+        "max_retries": 2,
+        "backoff": {"type": "exponential", "initial_delay_seconds": 0.5, "max_delay_seconds": 60.0, "multiplier": 2.0},
+    },
+    "timeout_policy": {"attempt_timeout_seconds": 90.0, "execution_deadline_seconds": 3600.0},
+    "suspension_policy": {"default_timeout_seconds": 5.0, "timeout_behavior": "fail"},
+    "fallback_policy": {"tiers": [{"provider": "a", "model": "b", "timeout_seconds": 1.5}]},
+    "stream_policy": {"retention_ttl_seconds": 7.0},
+    "dedup_window_seconds": 30.0,
+}
+
+
+async def test_durations_of_a_policy_are_seconds_and_come_back_as_they_were_given(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    made = await client.post("/v1/executions", json={"execution_kind": "work", "policy": POLICY})
+    assert made.status_code == 201, made.text
+    assert (await client.get(made.headers["location"])).json()["policy"] == POLICY
+    stored = await plain_engine.read_execution(ExecutionId(UUID(made.json()["execution_id"])))
+    assert stored is not None and stored.policy is not None
+    assert stored.policy["timeout_policy"]["attempt_timeout_ms"] == 90_000
+    assert stored.policy["delay_until"] == 3_786_912_000_000
+    export = (await client.get("/v1/export")).text
+    assert "attempt_timeout_seconds" in export or '"policy"' not in export
+    assert '_ms"' not in export
+
+
+async def test_durations_that_are_none_are_refused_by_name(client: httpx.AsyncClient) -> None:
+    for policy, field in (
+        ({"dedup_window_ms": 5}, "/policy/dedup_window_ms"),
+        ({"timeout_policy": {"attempt_timeout_ms": 5}}, "/policy/timeout_policy/attempt_timeout_ms"),
+        ({"timeout_policy": {"attempt_timeout_seconds": "5"}}, "/policy/timeout_policy/attempt_timeout_seconds"),
+        ({"timeout_policy": {"attempt_timeout_seconds": -1}}, "/policy/timeout_policy/attempt_timeout_seconds"),
+        ({"timeout_policy": {"attempt_timeout_seconds": True}}, "/policy/timeout_policy/attempt_timeout_seconds"),
+        ({"timeout_policy": {"attempt_timeout_seconds": 1e300}}, "/policy/timeout_policy/attempt_timeout_seconds"),
+        ({"delay_until": 5}, "/policy/delay_until"),
+        ({"delay_until": "2090-01-01T00:00:00"}, "/policy/delay_until"),
+    ):
+        refused = await client.post("/v1/executions", json={"execution_kind": "work", "policy": policy})
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["errors"][0]["pointer"] == field

@@ -378,7 +378,10 @@ async def test_a_cancel_that_waits_in_vain_says_so_and_holds_no_connection(
     async with sql.transaction():
         await sql.execute("select from flowfabric.cancel_backlog for update")
         answer = await client.post(f"{path}/cancel", params={"wait": 0.3})
-        idle = "select count(*) from pg_stat_activity where state like 'idle in%' and pid <> pg_backend_pid()"
+        idle = (
+            "select count(*) from pg_stat_activity where datname = current_database()"
+            " and state like 'idle in%' and pid <> pg_backend_pid()"
+        )
         assert await sql.fetchval(idle) == 0
     assert (answer.status_code, answer.json()["code"], answer.json()["kind"]) == (504, "timeout", "timed_out")
     assert "closed" in answer.json()["detail"]

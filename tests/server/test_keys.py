@@ -12,7 +12,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.server.keys import CACHED_FOR
-from flowfabric.values.api_key import ApiKeyText
+from flowfabric.values.api_key import ApiKeyText, Scope
 from tests.server.keyed import Keyed, MakeKeyed, without_instance
 from tests.support import Clock, submit
 
@@ -161,6 +161,18 @@ async def test_the_last_use_is_noted_once_a_minute(keyed: Keyed, clock: Clock, s
     assert await sql.fetchval("select last_used_at from flowfabric.api_key") is None
 
 
+async def test_a_caller_has_the_address_of_this_request_and_the_rights_of_now(keyed: Keyed) -> None:
+    made = await keyed.engine.create_api_key("phone", ["read"])
+    text = made.key.reveal()
+    for address in ("10.0.0.1", "10.0.0.2", "10.0.0.2", "10.0.0.1"):
+        caller = await keyed.keys.caller(text, address)
+        assert caller is not None
+        assert (caller.address, caller.name, caller.scopes) == (address, "phone", frozenset({Scope.READ}))
+    await keyed.engine.revoke_api_key(made.key_id)
+    keyed.now += CACHED_FOR
+    assert await keyed.keys.caller(text, "10.0.0.1") is None
+
+
 async def test_a_scope_includes_no_other_and_admin_all(keyed: Keyed) -> None:
     target = await submit(keyed.engine)
     requests = {
@@ -252,3 +264,16 @@ async def test_a_key_that_hides_payloads_gets_none(keyed: Keyed) -> None:
     assert str(target) in export.text and "secret" not in export.text
     open_one = await keyed.client("admin")
     assert (await open_one.get("/v1/export")).json()["input"] == {"secret": 1}
+
+
+async def test_a_key_that_hides_payloads_gets_no_key_that_shows_them(keyed: Keyed) -> None:
+    shows = await keyed.engine.create_api_key("shows", ["read"])
+    hides = await keyed.engine.create_api_key("hides", ["read"], hides_payloads=True)
+    client = await keyed.client("admin", hides_payloads=True)
+    body = {"name": "new", "scopes": ["read"]}
+    assert (await client.post("/v1/api-keys", json=body)).status_code == 403
+    assert (await client.post("/v1/api-keys", json={**body, "hides_payloads": True})).status_code == 201
+    assert (await client.post(f"/v1/api-keys/{shows.key_id}/rotate")).status_code == 403
+    assert (await client.post(f"/v1/api-keys/{hides.key_id}/rotate")).status_code == 200
+    assert (await client.get("/v1/api-keys")).text.count('"hides_payloads":false') == 1
+    assert (await keyed.with_text(shows.key.reveal()).get("/v1/executions")).status_code == 200

@@ -269,6 +269,12 @@ async def test_long_answers_are_compressed_and_streams_are_not() -> None:
     async with rig.client.stream("GET", "/v1/long", headers={"Accept-Encoding": "gzip"}) as answer:
         assert answer.headers["content-encoding"] == "gzip"
         assert int(answer.headers["content-length"]) < 500
+        assert answer.headers["vary"] == "Accept-Encoding"
+    plain = await rig.client.get("/v1/long", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.headers["vary"] == "Accept-Encoding"  # a cache keeps both apart
+    short = await rig.client.get("/no/such/path", headers={"Accept-Encoding": "gzip"})
+    assert (short.status_code, "content-encoding" in short.headers) == (404, False)
     rig.service.draining.set()
     answer = await rig.client.get("/v1/follow", headers={"Accept-Encoding": "gzip"})
     assert "content-encoding" not in answer.headers

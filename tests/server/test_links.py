@@ -359,3 +359,79 @@ async def test_the_handler_of_a_task_has_its_link(
         callback = links[0].rpartition("/")[2]
         assert (await anybody.post(f"/w/{callback}", params={"name": "fine"})).status_code in (200, 202)
         assert await run.result() == "fine"
+
+
+async def test_no_other_method_and_no_header_makes_a_request_decide(
+    anybody: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    one = await wait(plain_engine)
+    for method in ("PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+        told = [
+            (answer.status_code, answer.content.replace(answer.headers["x-request-id"].encode(), b""))
+            for link in (one.link(), "/w/nothing")
+            for answer in [await anybody.request(method, link, data={"name": "approved"})]
+        ]
+        assert told[0] == told[1]
+        assert told[0][0] == 405, method
+    for shown in ({"X-HTTP-Method-Override": "POST"}, {"X-Method-Override": "POST"}, {"X-HTTP-Method": "POST"}):
+        opened = await anybody.get(one.link(), params={"name": "approved", "_method": "POST"}, headers=shown)
+        assert opened.status_code == 200
+    assert (await anybody.head(one.link(), params={"name": "approved"})).status_code == 200
+    assert (await plain_engine.read_signals(one.id)).items == []
+
+
+async def test_no_character_of_a_link_can_be_changed(
+    anybody: httpx.AsyncClient, plain_engine: ff.Engine, service: Service
+) -> None:
+    one = await wait(plain_engine)
+    callback = one.callback()
+    tried = 0
+    for place, char in enumerate(callback):
+        other = "B" if char != "B" else "C"
+        changed = f"{callback[:place]}{other}{callback[place + 1 :]}"
+        service.limits = Limits()  # as many tries as one wants
+        answer = await anybody.post(f"/w/{changed}", data={"name": "approved"})
+        assert answer.status_code == 404, (place, answer.text)
+        tried += 1
+    for changed in (
+        callback[:-1],
+        callback + "A",
+        callback + "%00",
+        callback + "=",
+        f"{callback}/",
+        callback.swapcase(),
+    ):
+        assert (await anybody.post(f"/w/{changed}", data={"name": "approved"})).status_code == 404, changed
+    service.limits = Limits()
+    assert tried > 60
+    assert await state_of(plain_engine, one) == "suspended"
+    assert (await anybody.post(one.link(), data={"name": "approved"})).status_code == 200
+
+
+async def test_nothing_of_a_request_becomes_a_header_or_an_address_of_the_page(
+    anybody: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    one = await wait(plain_engine)
+    evil = "x\r\nSet-Cookie: a=b\r\nX-Evil: 1"
+    hosts = {"Host": "evil.example", "X-Forwarded-Host": "evil.example", "X-Forwarded-Proto": "https"}
+    answers = [
+        await anybody.get(one.link(), headers={**BROWSER, **hosts}),
+        await anybody.get(one.link(), params={"name": evil}, headers=BROWSER),
+        await anybody.get("/w/x%0d%0aSet-Cookie:%20a=b", headers=BROWSER),
+        await anybody.post("/w/x%0d%0aSet-Cookie:%20a=b", data={"name": evil}),
+        await anybody.post(one.link(), params={"name": evil}, headers={"Idempotency-Key": "k"}),
+        await anybody.post(one.link(), headers=BROWSER, data={"name": evil, "once": evil}),
+    ]
+    for answer in answers:
+        assert not {"set-cookie", "x-evil", "location"} & set(answer.headers)
+        assert not any(sign in value for value in answer.headers.values() for sign in "\r\n")
+        assert "evil.example" not in answer.text
+
+
+async def test_of_answers_at_the_same_time_one_decides(anybody: httpx.AsyncClient, plain_engine: ff.Engine) -> None:
+    one = await wait(plain_engine)
+    answers = await asyncio.gather(
+        *(anybody.post(one.link(), data={"name": name}) for name in ("approved", "rejected") * 4)
+    )
+    assert sorted(answer.status_code for answer in answers) == [200] + [404] * 7
+    assert len((await plain_engine.read_signals(one.id)).items) == 1

@@ -51,6 +51,7 @@ async def test_the_gauges_of_the_database_and_the_calls_are_in_the_text(
         'flowfabric_stored_executions{state="active"} 1.0',
         "flowfabric_workers 0.0",
         "flowfabric_cancel_backlog_depth 0.0",
+        'flowfabric_claims_denied_total{dimension="",reason="rate"} 0.0',
     ):
         assert line in lines, line
     assert not [line for line in lines if "_created" in line]

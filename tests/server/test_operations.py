@@ -12,6 +12,7 @@ import jsonschema
 from msgspec.structs import fields
 
 import flowfabric as ff
+from flowfabric.errors import NotFound
 from flowfabric.server.answers import union_members
 from flowfabric.server.openapi import document, statuses
 from flowfabric.server.operation import CONTROL, Empty, Repeats, Scope, Within
@@ -20,6 +21,7 @@ from flowfabric.server.parameters import WORDS
 from tests.docs.pages import ROOT, load
 from tests.each import Rows
 from tests.server.conftest import MakeClient
+from tests.server.examples import request_of
 
 DOCUMENT = document(OPERATIONS)
 
@@ -65,9 +67,62 @@ def test_every_operation_is_described_and_consistent() -> None:
                 assert "namespace" in named
             if one.scope is None:
                 assert not one.path.startswith("/v1/") or one.within is Within.NONE
-            for name in one.links:
-                assert name in BY_NAME
     rows.tell()
+
+
+def test_answers_with_an_id_link_to_the_operations_that_take_it() -> None:
+    links = {
+        (operation["operationId"], status): answer["links"]
+        for methods in DOCUMENT["paths"].values()
+        for operation in methods.values()
+        for status, answer in operation["responses"].items()
+        if "links" in answer
+    }
+    for (_, _), found in links.items():
+        for name, link in found.items():
+            ((parameter, place),) = link["parameters"].items()
+            assert BY_NAME[name].path.count("{") == 1
+            assert f"{{{parameter.removeprefix('path.')}}}" in BY_NAME[name].path
+            assert place.endswith(parameter.removeprefix("path."))
+    submitted = links["submit_execution", "201"]
+    assert submitted["cancel_execution"]["parameters"] == {"path.execution_id": "$response.body#/execution_id"}
+    takers = {one.name for one in OPERATIONS if re.findall(r"{(\w+)}", one.path) == ["execution_id"]}
+    assert set(submitted) == takers
+    listed = links["list_flows", "200"]["get_flow"]
+    assert listed["parameters"] == {"path.flow_id": "$response.body#/items/0/flow_id"}
+    assert {"create_api_key", "create_budget", "create_quota", "cancel_many", "fork_execution"} <= {
+        one for one, _ in links
+    }
+
+
+async def test_every_link_leads_to_what_was_made(client: httpx.AsyncClient) -> None:
+    rows = Rows()
+    count = 0
+    for one in OPERATIONS:
+        links = DOCUMENT["paths"][one.path][one.method.lower()]["responses"].get("201", {}).get("links", {})
+        if "{" in one.path:
+            continue  # needs something to begin with; the same links as those that make it without
+        for name, link in links.items():
+            with rows.row((one.name, name)):
+                request = request_of(one, {})
+                if one.body is not None and "name" in {each.name for each in fields(one.body)}:
+                    request["json"]["name"] = f"for {name}"
+                made = await client.request(**request)
+                assert made.status_code == 201, made.text
+                ((parameter, place),) = link["parameters"].items()
+                found = made.json()
+                for part in place.removeprefix("$response.body#/").split("/"):
+                    found = found[part]
+                operation = BY_NAME[name]
+                if operation.streams:
+                    continue
+                answer = await client.request(**request_of(operation, {parameter.removeprefix("path."): found}))
+                assert answer.status_code in (*operation.answers, *statuses(operation)), answer.text
+                if answer.status_code == 404:
+                    assert answer.json()["detail"] != str(NotFound(parameter[5:-3], found))
+                count += 1
+    rows.tell()
+    assert count > 30
 
 
 def test_the_document_is_openapi_that_refers_only_to_what_it_has() -> None:

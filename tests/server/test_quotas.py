@@ -33,7 +33,8 @@ async def test_a_quota_is_created_once_read_and_listed(client: httpx.AsyncClient
     found = (await client.get(f"{QUOTAS}/{quota_policy_id_of('api')}")).json()
     assert (found["name"], found["key"], found["active"], found["waiting"]) == ("api", "tenant", 0, 0)
     assert found["limits"] == {
-        "max_requests_per_window": 10, "requests_per_window_seconds": 30, "active_concurrency_cap": 2, "jitter_ms": 0,
+        "max_requests_per_window": 10, "requests_per_window_seconds": 30, "active_concurrency_cap": 2,
+        "jitter_seconds": 0,
     }  # fmt: skip
     await create(client, "batch")
     names: list[str] = []
@@ -61,7 +62,7 @@ async def test_a_change_of_a_quota_holds_only_for_the_numbers_that_were_read(
     )
     assert sorted(one.status_code for one in answers) == [200, 412, 412, 412]
     free = await client.patch(quota, json={"jitter_seconds": 0.5})
-    assert (free.status_code, free.json()["limits"]["jitter_ms"]) == (200, 500)
+    assert (free.status_code, free.json()["limits"]["jitter_seconds"]) == (200, 0.5)
     assert free.headers["etag"] == (await client.get(quota)).headers["etag"]
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import httpx
+from starlette.requests import Request
+from starlette.responses import Response
 
+import flowfabric as ff
 from flowfabric._taxonomy import TAXONOMY
+from flowfabric.errors import NotFound
 from flowfabric.server import problems
+from flowfabric.server.app import create_app
 from tests.each import each
 from tests.server.conftest import Submit
 
@@ -42,6 +49,93 @@ async def test_every_wrong_member_is_named(client: httpx.AsyncClient, data: byte
     assert (answer.status_code, problem["code"]) == (422, "invalid_request"), answer.text
     assert {one.get("pointer", "") for one in problem["errors"]} == expected, answer.text
     assert all(one["detail"] for one in problem["errors"])
+
+
+@each(
+    ("path", "allowed"),
+    [
+        ("/v1/events?family=nope", "lease, completion, operator, signal, worker"),
+        ("/v1/events?execution=7", "a UUID"),
+        ("/v1/executions?limit=5000", "an integer of at least 1 and at most 1000"),
+        ("/v1/waits?limit=0", "an integer of at least 1 and at most 1000"),
+        ("/v1/executions?created_from=yesterday", "an instant such as 2030-01-31T12:00:00Z"),
+        ("/v1/executions?stopped=maybe", "true, false"),
+        (
+            f"/v1/executions/{UUID(int=7)}/attempts/0/stream/tail?block_seconds=99",
+            "a number of at least 0 and at most 30",
+        ),
+    ],
+)
+async def test_a_wrong_parameter_is_refused_with_what_is_allowed(
+    client: httpx.AsyncClient, path: str, allowed: str
+) -> None:
+    answer = await client.get(path)
+    assert (answer.status_code, answer.json()["errors"][0]["allowed"]) == (422, allowed), answer.text
+
+
+@each(
+    ("policy", "pointer"),
+    [
+        ({"retries": 3}, "/policy/retries"),
+        ({"retry_policy": {"retries": 3}}, "/policy/retry_policy/retries"),
+        ({"timeout_policy": {"attempt_timeout": 3}}, "/policy/timeout_policy/attempt_timeout"),
+        ({"timeout_policy": {"attempt_timeout_ms": 3}}, "/policy/timeout_policy/attempt_timeout_ms"),
+        ({"retry_policy": {"backoff": {"type": "fixed", "seconds": 3}}}, "/policy/retry_policy/backoff/seconds"),
+        ({"fallback_policy": {"tiers": [{"provider": "p", "model": "m", "cost": 3}]}}, "/policy/fallback_policy/tiers"),
+        ({"hooks": {"success": {"kind": "k"}}}, "/policy/hooks/success"),
+        ({"hooks": {"failure": {"kind": "k", "arguments": {}}}}, "/policy/hooks/failure/arguments"),
+        ({"hooks": {"failure": {"kind": "k", "policy": {"retries": 3}}}}, "/policy/hooks/failure/policy/retries"),
+    ],
+)
+async def test_a_policy_has_no_unknown_members(client: httpx.AsyncClient, policy: dict[str, Any], pointer: str) -> None:
+    answer = await refused(client, json.dumps({"execution_kind": "work", "policy": policy}).encode())
+    (error,) = answer.json()["errors"]
+    assert (answer.status_code, error["pointer"]) == (400, pointer), answer.text
+    assert error["allowed"]
+
+
+@each(
+    ("policy", "pointer"),
+    [
+        ({"retry_policy": {"max_retries": -1}}, "/policy/retry_policy/max_retries"),
+        ({"retry_policy": 3}, "/policy/retry_policy"),
+        ({"priority": "x"}, "/policy/priority"),
+        ({"routing_requirements": 3}, "/policy/routing_requirements"),
+        ({"hooks": {"failure": {}}}, "/policy/hooks/failure/kind"),
+        (
+            {"routing_requirements": {"required_capabilities": ["a b"]}},
+            "/policy/routing_requirements/required_capabilities",
+        ),
+    ],
+)
+async def test_a_wrong_member_of_a_policy_is_named(
+    client: httpx.AsyncClient, policy: dict[str, Any], pointer: str
+) -> None:
+    node = {"execution_kind": "k", "policy": policy}
+    alone = (await client.post("/v1/executions", json=node)).json()
+    batch = (await client.post("/v1/executions/batch", json={"items": [node]})).json()["items"][0]["problem"]
+    flow = (await client.post("/v1/flows", json={"nodes": {"n": node}})).json()
+    schedule = (await client.put("/v1/schedules/s", json={**node, "every_seconds": 60})).json()
+    for found, before in ((alone, ""), (batch, "/items/0"), (flow, "/nodes/n"), (schedule, "")):
+        assert (found["status"], found["family"]) == (400, "validation")
+        assert [one["pointer"] for one in found["errors"]] == [f"{before}{pointer}"], found
+
+
+async def test_what_is_nested_too_deep_is_refused_and_refuses_nothing_else(client: httpx.AsyncClient) -> None:
+    def item(opening: str, closing: str, times: int) -> bytes:
+        return f'{{"execution_kind":"k","policy":{opening * times}{{}}{closing * times}}}'.encode()
+
+    json_type = {"Content-Type": "application/json"}
+    for deep in (
+        item('{"hooks":{"failure":{"policy":', "}}}", 150),
+        *(b'{"execution_kind":"k","policy":{"%s":%s}}' % (name, b"[" * 900 + b"]" * 900)
+          for name in (b"retry_policy", b"budget_ids", b"quota_policy_ids")),
+    ):  # fmt: skip
+        alone = await client.post("/v1/executions", content=deep, headers=json_type)
+        assert (alone.status_code, alone.json()["errors"][0]["pointer"]) == (400, "/policy"), alone.text
+        both = b'{"items":[%s,{"execution_kind":"k"}]}' % deep
+        batch = await client.post("/v1/executions/batch", content=both, headers=json_type)
+        assert [one["status"] for one in batch.json()["items"]] == ["refused", "created"], batch.text
 
 
 @each("data", [b"", b"{", b"{'a': 1}", b'{"a": NaN}', b"\xff", b'{"execution_kind": "\\ud800"}', b"[" * 100_000])
@@ -135,3 +229,15 @@ async def test_an_error_of_the_server_shows_nothing_of_it(
     answer = await client.get(url)
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
     assert secret not in answer.text
+
+
+async def test_an_error_of_the_engine_on_a_page_beside_the_operations_is_a_problem(engine: ff.Engine) -> None:
+    async def page(request: Request) -> Response:
+        raise NotFound("thing", "x")
+
+    app = create_app(engine)
+    app.add_route("/page", page)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        answer = await client.get("/page")
+    assert (answer.status_code, answer.json()["code"]) == (404, "not_found")

@@ -127,7 +127,7 @@ async def test_a_schedule_that_an_app_declares_is_the_apps(client: httpx.AsyncCl
     )
     assert (await client.get("/v1/schedules/declared")).json()["app"] == "shop"
     refused = await client.put("/v1/schedules/declared", json={"execution_kind": "other", "every_seconds": 5})
-    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (400, "/name")
+    assert (refused.status_code, refused.json()["errors"][0]["parameter"]) == (400, "name")
     assert (await client.post("/v1/schedules/declared/pause")).status_code == 200
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,28 +19,13 @@ from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
 from flowfabric.values.stream import BestEffortLive, DurableSummary, NewFrame
 from tests.each import Rows
 from tests.server.conftest import MakeClient
-from tests.server.following import PATIENCE, Following
+from tests.server.following import PATIENCE, Follow
 from tests.support import started
-
-Follow = Callable[..., Following]
+from tests.until import until
 
 
 def at(held: Claimed, rest: str = "stream") -> str:
     return f"/v1/executions/{held.execution_id}/attempts/{held.handle.attempt_index}/{rest}"
-
-
-@pytest.fixture
-def follow(client: httpx.AsyncClient) -> Follow:
-    def do(path: str, *, by: httpx.AsyncClient = client, **params: Any) -> Following:
-        return Following(by._transport.app, path, key=by.headers.get("authorization", ""), **params)  # type: ignore[attr-defined]
-
-    return do
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def emit(engine: ff.Engine, held: Claimed, *texts: str | bytes, **options: Any) -> list[str]:

@@ -137,9 +137,9 @@ async def test_a_signal_needs_a_key_among_several_and_a_token_with_a_waitpoint(
         ({"waitpoint_id": str(point.waitpoint_id)}, 400, "/waitpoint_token"),
         ({"waitpoint_token": token}, 400, "/waitpoint_id"),
         ({"waitpoint_id": str(point.waitpoint_id), "waitpoint_token": token, "key": "b"}, 400, "/key"),
-        ({"key": "a", "name": "__timeout__"}, 400, "/signal_name"),
+        ({"key": "a", "name": "__timeout__"}, 400, "/name"),
         ({"key": "a", "resume_delay_seconds": 1e300}, 400, "/resume_delay_seconds"),
-        ({"key": "a", "dedup_ttl_seconds": -1}, 400, "/dedup_ttl"),
+        ({"key": "a", "dedup_ttl_seconds": -1}, 400, "/dedup_ttl_seconds"),
         ({"key": 5}, 422, "/key"),
     ):
         answer = await client.post(f"{one.path}/signal", json=body)

@@ -9,17 +9,9 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from tests.conftest import fresh_database
-from tests.interleave import Stage
-from tests.kept import (  # noqa: F401 - fixtures
-    kept_clock,
-    kept_database,
-    kept_engine,
-    kept_plain_engine,
-    kept_sql,
-    kept_state,
-    the_keeper,
-)
+from tests.databases import fresh_database
+from tests.interleave import Party, Stage
+from tests.kept import *  # noqa: F403 - its fixtures
 from tests.sql.suspending import SuspendingWorld, open_suspending
 
 
@@ -52,3 +44,19 @@ async def stage(server: str) -> AsyncIterator[Stage]:
         made = Stage(dsn, await asyncpg.connect(dsn))
         yield made
         await made.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def parties(stage: Stage) -> list[Party]:
+    """Three of them, in the emptied database of the module."""
+    await stage.empty()
+    return await stage.company(3)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def callers(world: SuspendingWorld) -> AsyncIterator[list[Party]]:
+    """Two parties in the database of the world."""
+    joined = [await Party.join(world.dsn) for _ in range(2)]
+    yield joined
+    for party in joined:
+        await party.connection.close()

@@ -2,7 +2,11 @@
 
 The rows of a call are those of all plans of all statements that its functions run, as `auto_explain` reports them:
 rows that a node returns or removes by a filter or a join condition, and how often it is started. That includes joins of
-arrays, which the counters of tables do not see. The pages show the entries that an index scan passes over.
+arrays, which the counters of tables do not see.
+
+The pages show the entries that an index scan passes over; the server counts them for each table and index. Those of
+plans would include the catalogs, of which a connection reads hundreds of pages again, also in the middle of a node,
+whenever its server forgets what it cached: a migration in any other database does that.
 """
 
 from __future__ import annotations
@@ -29,6 +33,15 @@ set auto_explain.log_format = json;
 set auto_explain.log_level = notice;
 """
 _OURS = "select c.oid from pg_class c where c.relnamespace = 'flowfabric'::regnamespace"
+# Our tables, their indexes, and what is stored beside them.
+_WITH_PAGES = f"""
+with ours as (select c.oid, c.reltoastrelid from pg_class c where c.oid in ({_OURS}) and c.relkind in ('r', 'i'))
+select array_agg(o.oid) from (
+    select oid from ours union all select reltoastrelid from ours where reltoastrelid <> 0
+    union all select i.indexrelid from ours join pg_index i on i.indrelid = ours.reltoastrelid) o
+"""
+# Their pages that the transaction has read or written.
+_PAGES = "select sum(pg_stat_get_xact_blocks_fetched(o))::bigint from unnest($1::oid[]) o"
 _FORGET = f"delete from pg_statistic where starelid in ({_OURS});"
 # Tables that are emptied again and again: a vacuum then leaves their pages and counts no row on them.
 _QUEUES = (
@@ -61,7 +74,8 @@ class CountingEngine(ff.Engine):
         self.is_counting = False
         self.called: set[str] = set()
         self.handled = 0
-        self.pages = 0
+        self._with_pages: list[int] = []
+        self._pages_before = 0
         self.worst: list[tuple[int, str]] = []
 
     @classmethod
@@ -70,6 +84,7 @@ class CountingEngine(ff.Engine):
         async with await ff.Engine.connect(dsn) as engine:
             connection = await asyncpg.connect(dsn, connection_class=Connection)
             counting = cls(engine, connection)
+            counting._with_pages = await connection.fetchval(_WITH_PAGES)
             await connection.execute(_EXPLAIN)
             await connection.execute("set client_min_messages = error")
             connection.add_log_listener(counting._note)
@@ -94,7 +109,6 @@ class CountingEngine(ff.Engine):
             return
         read = json.loads(plan)
         rows = handled(read["Plan"])
-        self.pages = max(self.pages, read["Plan"]["Shared Hit Blocks"] + read["Plan"]["Shared Read Blocks"])
         self.handled += rows
         self.worst = sorted([*self.worst, (rows, plan)], reverse=True, key=lambda one: one[0])[:3]
 
@@ -112,11 +126,22 @@ class CountingEngine(ff.Engine):
 
     async def count(self) -> None:
         """Count from here on."""
-        self.called, self.handled, self.pages, self.worst = set(), 0, 0, []
+        # A plan that another call made, with its own settings, would hide what this one does on a new connection.
+        await self.connection.execute("set client_min_messages = error; discard plans")
+        self._pages_before = await self._all_pages()
         await self.connection.execute("set client_min_messages = notice")
         await asyncio.sleep(0)
-        self.called, self.handled, self.pages, self.worst = set(), 0, 0, []
+        self.called, self.handled, self.worst = set(), 0, []
         self.is_counting = True
+
+    async def pages(self) -> int:
+        """Return the pages of tables and indexes that the calls have read or written; counts no more."""
+        self.is_counting = False
+        await self.connection.execute("set client_min_messages = error")
+        return await self._all_pages() - self._pages_before
+
+    async def _all_pages(self) -> int:
+        return int(await self.connection.fetchval(_PAGES, self._with_pages))
 
 
 def handled(node: dict[str, Any]) -> int:

@@ -31,7 +31,7 @@ from flowfabric.values.wait import (
     UsePending,
     WaitpointToken,
 )
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.ids import home
 from tests.sql.cases import CaseEngine, World
 from tests.support import WORKER, Wipe, claim_one, new_id, submit

@@ -7,7 +7,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric._duties import Unblock
@@ -19,12 +18,6 @@ from tests.interleave import PATIENCE, Party, Stage, waiting
 from tests.support import WORKER
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def parties(stage: Stage) -> list[Party]:
-    await stage.empty()
-    return await stage.company(3)
 
 
 async def budget(engine: ff.Engine, name: str = "b", hard: int = 10, used: int = 0) -> BudgetId:

@@ -13,7 +13,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.errors import LeaseLost
 from flowfabric.values.attempt import Claimed
-from flowfabric.values.budget import HardBreach, Reserved, UsageOk
+from flowfabric.values.budget import AlreadyApplied, HardBreach, Reserved, Usage, UsageOk
 from flowfabric.values.ids import BudgetId, ReservationId
 from flowfabric.values.policies import ExecutionPolicy
 from tests import sampling
@@ -58,6 +58,89 @@ async def test_the_second_call_waits_and_sees_what_the_first_did(
     found = await status(two, budget)
     taken = found.usage.get("t", 0) + found.held.get("t", 0)
     assert taken == (0 if denied and first == "lower" else 6)
+    await stage.audit()
+
+
+@ENDINGS
+@pytest.mark.parametrize("second", ["raise", "lower", "reset"])
+@pytest.mark.parametrize("first", TAKES)
+async def test_a_change_of_the_budget_waits_for_what_uses_it(
+    stage: Stage, first: str, second: str, ending: str
+) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 10})
+    mine, other = await started(one), await started(one)
+    await one.begin()
+    await CALLS[first](one, mine, budget)
+    task = await waiting(stage.watch, two, CALLS[second](two, other, budget), behind=one)
+    await one.end(ending)
+    answer = await asyncio.wait_for(task, PATIENCE)
+    assert not isinstance(answer, Exception), answer
+    found = await status(two, budget)
+    taken = 6 if ending == "commit" else 0
+    held = taken if first == "reserve" else 0
+    used = 0 if second == "reset" else taken - held
+    assert (found.usage.get("t", 0), found.held.get("t", 0)) == (used, held)
+    assert found.hard_limits == {"t": {"raise": 20, "lower": 5, "reset": 10}[second]}
+    assert found.is_exhausted is (used == 6 and second == "lower")
+    await stage.audit()
+
+
+KEYED: dict[str, Call] = {
+    "report": lambda party, held, budget: party.report_usage(
+        held.handle, Usage(custom={"t": 6}, dedup_key="k"), budget
+    ),
+    "admin": lambda party, held, budget: party.report_usage_admin(
+        budget, dimensions=["t"], deltas=[6], dedup_key="k"
+    ),
+    "spend": lambda party, held, budget: party.record_spend(
+        budget, held.execution_id, {"t": 6}, idempotency_key="k"
+    ),
+}  # fmt: skip
+
+
+@ENDINGS
+@pytest.mark.parametrize("second", KEYED)
+@pytest.mark.parametrize("first", KEYED)
+async def test_of_two_calls_with_one_key_one_counts(stage: Stage, first: str, second: str, ending: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 100})
+    mine, other = await started(one), await started(one)
+    await one.begin()
+    assert isinstance(await KEYED[first](one, mine, budget), UsageOk)
+    task = await waiting(stage.watch, two, KEYED[second](two, other, budget), behind=one)
+    await one.end(ending)
+    answer = await asyncio.wait_for(task, PATIENCE)
+    assert isinstance(answer, AlreadyApplied if ending == "commit" else UsageOk)
+    assert (await status(two, budget)).usage == {"t": 6}
+    await stage.audit()
+
+
+LATE: dict[str, Call] = {
+    "report": lambda party, held, budget: party.report_usage(held.handle, {"t": 6}, budget),
+    "place": lambda party, held, budget: party.report_usage(held.handle, {"t": 6}, budget, place=("a", 0)),
+    "new dimension": lambda party, held, budget: party.report_usage(held.handle, {"new": 6}, budget),
+    "reserve": lambda party, held, budget: party.reserve_usage(held.handle, {"t": 6}, budget),
+    "pause": lambda party, held, budget: party.pause_for_budget(held.handle, {"t": 60}, budget),
+}
+
+
+@pytest.mark.parametrize("late", LATE)
+async def test_a_lease_that_lapses_while_its_holder_waits_for_the_budget_uses_nothing(stage: Stage, late: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budget = await make(one, {"t": 10})
+    held = await started(two)
+    await one.begin()
+    await admin(one, budget, t=1)
+    task = await waiting(stage.watch, two, LATE[late](two, held, budget), behind=one)
+    await stage.clock.advance(minutes=10)
+    await one.commit()
+    assert isinstance(await asyncio.wait_for(task, PATIENCE), LeaseLost)
+    found = await status(two, budget)
+    assert (found.usage, found.held) == ({"t": 1}, {})
     await stage.audit()
 
 

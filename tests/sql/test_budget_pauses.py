@@ -256,3 +256,22 @@ async def test_a_hard_limit_that_only_warns_is_a_soft_limit_in_events(engine: ff
     budget = await make(engine, {"t": 10}, enforcement_mode="warn")
     await admin(engine, budget, t=11)
     assert await told(engine) == [("budget_soft_limit_reached", "t", 11, 10)]
+
+
+async def test_what_a_pause_gives_back_does_not_let_it_continue(engine: ff.Engine) -> None:
+    budget, other = await make(engine, {"t": 10}), await make(engine, {"t": 10})
+    held = await begun(engine, budget)
+    assert isinstance(await engine.reserve_usage(held.handle, {"t": 6}), Reserved)
+    assert isinstance(await engine.reserve_usage(held.handle, {"t": 9}, other), Reserved)
+    assert isinstance(await engine.reserve_usage(held.handle, {"t": 6}), HardBreach)
+    assert await engine.pause_for_budget(held.handle, {"t": 6}) == PausedForBudget(held.execution_id, True)
+    assert (await status(engine, budget)).held == {}
+    assert (await state(engine, held.execution_id))[0] == "rate_limited", "it needs 12: what it held, and 6 more"
+    found = await engine.read_held(held.execution_id)
+    assert found is not None
+    assert found.needs == {"t": 12}
+    await admin(engine, budget, t=1)
+    await engine.update_budget(budget, raise_by={"t": 2})
+    assert (await state(engine, held.execution_id))[0] == "rate_limited"
+    await engine.update_budget(budget, raise_by={"t": 1})
+    assert (await claim_one(engine)).execution_id == held.execution_id

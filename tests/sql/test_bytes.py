@@ -7,7 +7,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.values.execution import NewExecution
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 
 # Names as a default worker has them.
 _WORKER = {"worker_id": "app@worker-7f9c4d", "worker_instance_id": "app@worker-7f9c4d/12345/abcdef012345"}

@@ -27,7 +27,7 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.event import Event, EventCursor
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements, StreamPolicy, TimeoutPolicy
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.ids import id_in
 from tests.interleave import Party, waiting
 from tests.support import MINUTE, OTHER, WORKER, Clock, claim_one, submit

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric._postgres.create_call import CreateCall
 from flowfabric.errors import StateError, ValidationFailed
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import Created, Duplicate, NewExecution
@@ -605,9 +606,36 @@ async def test_a_policy_that_would_stop_others_is_refused_by_the_database(
     one = engine.mint_id()
     with pytest.raises(asyncpg.InvalidParameterValueError, match="of the policy is not"):
         await sql.execute(
-            "select flowfabric.create_one('default', 'test', '', $1, $2, '', $3)", home(one), one, json.dumps(policy)
+            "select flowfabric.create_one('default', 'test', '', $1, $2, '', $3, null)",
+            home(one),
+            one,
+            json.dumps(policy),
         )
     assert len(await engine.claim_many(**WORKER, limit=10)) == 1
+
+
+@pytest.mark.parametrize("creators", [["ann"], ["ann"] * 3, ["ann", "", "bob"], ["", "", "bob"], ["", ""]])
+async def test_each_execution_has_the_creator_of_its_item(engine: CheckedEngine, creators: list[str]) -> None:
+    """The first call of a kind takes the long way through the database, the second the short one."""
+    items = [NewExecution(execution_kind="new", creator_identity=one) for one in creators]
+    for _ in range(2):
+        made = [one.execution_id for one in await engine.create_many(items) if isinstance(one, Created)]
+        stored = [await engine.read_execution(one) for one in made]
+        assert [one and one.creator_identity for one in stored] == creators
+    alike = await engine.create_alike(items[0], [b"1", b"2"])
+    assert [one and one.creator_identity for one in [await engine.read_execution(one) for one in alike]] == (
+        [creators[0]] * 2
+    )
+
+
+def test_a_creator_is_no_reason_to_leave_the_short_way() -> None:
+    by_ann = NewExecution(execution_kind="test", creator_identity="ann")
+    one = CreateCall([by_ann], 256).columns.one_plain
+    assert one is not None
+    assert one[-1] == "ann"
+    assert CreateCall([by_ann] * 3, 256).columns.creators == ["ann"]
+    assert CreateCall([by_ann, NewExecution(execution_kind="test")], 256).columns.creators == ["ann", ""]
+    assert CreateCall([NewExecution(execution_kind="test")], 256).columns.creators is None
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from flowfabric.values.lease import Operator
 from flowfabric.values.wait import Fresh
 from tests.each import each
 from tests.ids import home
-from tests.sql.test_subscriptions import TTL, drain, end_of_log, end_one, take
-from tests.support import claim_one, started, submit, submit_member
+from tests.sql.test_subscriptions import TTL, drain, end_of_log, take
+from tests.support import claim_one, end_one, started, submit, submit_member
 
 START = EventCursor()
 
@@ -97,15 +97,29 @@ async def test_resuming_is_no_completion(plain_engine: ff.Engine) -> None:
 async def test_words_that_are_not_known_are_delivered_and_failure_is_read_as_failed(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
-    for word in ("failure", "from the future"):
+    async def write(column: str, word: str) -> None:
         await sql.execute(
             "with log as materialized (select flowfabric.open_log(flowfabric.now()) as slot)"
-            " insert into flowfabric.event (slot, occurred_at, partition, id, outcome)"
+            f" insert into flowfabric.event (slot, occurred_at, partition, id, {column})"
             " select slot, flowfabric.now(), 0, $1::uuid, $2::text from log",
             mint_uuid(),
             word,
         )
-    assert [one.outcome for one in await followed(plain_engine, ("completion",))] == ["failed", "from the future"]
+
+    await write("outcome", "failure")
+    for column in ("outcome", "lease_type", "operator_type", "signal_effect", "worker_type"):
+        await write(column, "from the future")
+    async with await plain_engine.subscribe_completion(after=START) as ends:
+        assert [one.outcome for one in await take(ends, 2)] == ["failed", "from the future"]
+    for subscribe, word in (
+        (plain_engine.subscribe_lease_history, "event_type"),
+        (plain_engine.subscribe_operator_events, "event_type"),
+        (plain_engine.subscribe_signal_delivery, "effect"),
+        (plain_engine.subscribe_worker_events, "event_type"),
+    ):
+        async with await subscribe(after=START) as events:  # type: ignore[operator]
+            (found,) = await take(events, 1)
+        assert getattr(found, word) == "from the future"
 
 
 async def test_a_signal_event_says_what_it_did_and_never_what_it_said(plain_engine: ff.Engine) -> None:

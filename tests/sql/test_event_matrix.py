@@ -221,6 +221,20 @@ async def impossible(world: World) -> Then:
     return then
 
 
+async def impossible_while_leased(world: World) -> Then:
+    """A worker holds an execution that gets a dependency only then."""
+    flow = await empty_flow(world.engine, "a", "b")
+    await flow.claim("b")
+    await flow.stage("a", "b")
+    await flow.fail("a")
+
+    async def then() -> None:
+        await flow.apply("a", "b")
+        await flow.drain()
+
+    return then
+
+
 async def change_priority(world: World) -> Then:
     waiting = await world.engine.create_execution(execution_kind="test")
     return lambda: world.engine.change_priority(waiting.execution_id, 5)
@@ -293,6 +307,10 @@ MATRIX: list[tuple[Callable[[World], Awaitable[Then]], dict[str, tuple[str | Non
     (refused_signal, {}),
     (resume, {"operator": ("resumed",)}),
     (impossible, {"completion": ("skipped",)}),
+    (
+        impossible_while_leased,
+        {"lease": ("revoked", "dependency_impossible", "reconciler"), "completion": ("skipped",)},
+    ),
     (change_priority, {"operator": ("priority_changed",)}),
     (replay, {"operator": ("replayed",)}),
     (replay_of_a_skipped_member, {"operator": ("replayed",)}),

@@ -22,13 +22,12 @@ from tests.sql.test_subscriptions import (
     START,
     drain,
     end_of_log,
-    end_one,
     is_asleep,
     plain,  # noqa: F401 - a fixture
     take,
     until,
 )
-from tests.support import Clock, started
+from tests.support import Clock, end_one, started
 
 NEVER = EventFilter(namespace="never")
 
@@ -423,3 +422,47 @@ async def test_an_abandoned_iteration_is_forgotten_and_a_cancelled_one_goes_on(p
     del events, waiting
     gc.collect()
     await until(lambda: plain.followers.count == 0)
+
+
+async def test_a_closed_subscription_continues_after_the_last_event_that_it_yielded(
+    plain: ff.Engine,  # noqa: F811
+) -> None:
+    """Events that were read and not yielded are not behind its cursor."""
+    for _ in range(3):
+        await end_one(plain)
+    async with await plain.subscribe_completion(after=START) as events:
+        (first,) = await take(events, 1)
+        assert events.waiting == 2
+    assert events.cursor == first.cursor
+    async with await plain.subscribe_completion(after=events.cursor) as rest:
+        assert len(await take(rest, 2)) == 2
+    # One that has read only what it does not take is further.
+    async with await plain.subscribe_completion(after=START, filter=NEVER) as none:
+        pass
+    assert none.cursor == await end_of_log(plain)
+
+
+@pytest.mark.parametrize("how", ["aclose", "close"])
+@pytest.mark.parametrize("attached", [True, False])
+async def test_a_read_that_hangs_does_not_outlive_its_subscription(
+    database: str, monkeypatch: pytest.MonkeyPatch, attached: bool, how: str
+) -> None:
+    """The database does not answer: neither the loop nor an iteration waits for it."""
+    monkeypatch.setattr(loop, "_ANSWER", 10_000.0)
+    monkeypatch.setattr(loop, "_LEAVE", 0.01)
+    monkeypatch.setattr(loop, "PAGE", 1)
+    engine = await ff.Engine.connect(database)
+    await end_one(engine)
+    await end_one(engine)
+    events = await engine.subscribe_completion(after=None if attached else START)
+    if not attached:
+        await take(events, 1)
+    gate = Gate(engine, monkeypatch)
+    waiting = asyncio.ensure_future(anext(events))
+    await until(lambda: gate.waiting == 1)
+    await (events.aclose() if how == "aclose" else engine.close())
+    with pytest.raises(StopAsyncIteration if how == "aclose" else StreamDisconnected):
+        async with asyncio.timeout(PATIENCE):
+            await waiting
+    await until(lambda: running() == 0)
+    await engine.close()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from flowfabric.values.conditions import on
-from flowfabric.values.ids import mint_uuid
+from flowfabric.values.held import Denials
+from flowfabric.values.ids import BudgetId, mint_uuid
+from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh
 from tests.support import CheckedEngine, Clock, claim_one, started, submit
 
@@ -15,6 +17,7 @@ async def test_an_empty_deployment_has_only_zeros(engine: CheckedEngine) -> None
     assert found.lanes == ()
     assert set(found.states.values()) == {0}
     assert (found.blocked, found.workers, found.slots, found.cancelling_flows) == ({}, 0, 0, 0)
+    assert found.denials == Denials(budgets={}, rate=0, concurrency=0)
 
 
 async def test_what_waits_runs_and_failed_is_counted(engine: CheckedEngine, clock: Clock) -> None:
@@ -68,3 +71,19 @@ async def test_counting_stops_at_the_limit(engine: CheckedEngine) -> None:
     assert lane.depth == 6  # three of each kind
     (lane,) = (await engine.read_gauges()).lanes
     assert lane.depth == 8
+
+
+async def test_what_limits_denied_to_claims_is_counted(engine: CheckedEngine) -> None:
+    budget = BudgetId(mint_uuid())
+    await engine.create_budget(budget, dimensions=["t"], hard_limits=[1], soft_limits=[0])
+    await engine.report_usage_admin(budget, dimensions=["t"], deltas=[1])
+    cap = await engine.create_quota_policy(name="cap", max_concurrent=1)
+    rate = await engine.create_quota_policy(name="rate", max_requests_per_window=1)
+    for _ in range(2):
+        await submit(engine, policy=ExecutionPolicy(budget_ids=(budget,)))
+        await submit(engine, policy=ExecutionPolicy(quota_policy_id=cap.quota_policy_id))
+        await submit(engine, policy=ExecutionPolicy(quota_policy_id=rate.quota_policy_id))
+    assert len(await engine.claim_many(worker_id="w", worker_instance_id="w-1", limit=10)) == 2
+    await engine.count_denials()
+    found = (await engine.read_gauges()).denials
+    assert found == Denials(budgets={"t": 2}, rate=1, concurrency=1) == await engine.read_denials()

@@ -18,7 +18,7 @@ from flowfabric.engine.service import migrate_database
 from flowfabric.errors import CursorRefused, TransportError
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import NewExecution
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.integration.test_connection import a_role, as_user
 from tests.sql.plans import CountingEngine
 from tests.support import OTHER, WORKER, Clock, claim_one, started, submit
@@ -298,6 +298,14 @@ async def test_a_sample_of_the_audit_finds_a_damage(plain_engine: ff.Engine, sql
     await sql.execute("update flowfabric.execution set completed_at = null")
 
 
+async def test_the_rules_that_both_audits_share_are_planned_by_the_caller(sql: asyncpg.Connection[Any]) -> None:
+    anywhere = "0, 1, flowfabric.zero_uuid(), flowfabric.zero_uuid(), now()"
+    plan = await sql.fetch(f"explain (costs off) select * from flowfabric.audit_by_key({anywhere})")
+    lines = [str(row[0]) for row in plan]
+    assert any("execution_pkey" in line for line in lines)
+    assert not any("Function Scan on audit_by_key" in line for line in lines)
+
+
 async def test_a_sample_of_the_audit_reads_as_much_however_much_is_stored(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
@@ -466,6 +474,20 @@ async def test_a_leader_that_dies_is_replaced_when_its_lease_ends(
         assert not (await plain_engine.take_lead([DUTIES], second))[DUTIES].is_ours
         await other.leave_lead()
         assert (await plain_engine.take_lead([DUTIES], second))[DUTIES].is_ours
+
+
+async def test_a_clock_that_was_set_back_does_not_postpone_the_takeover(
+    plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
+) -> None:
+    """The lease that its leader no longer renews lasts until a time that is far away now."""
+    async with await ff.Engine.connect(database) as other:
+        follower = Leadership(other)
+        assert (await plain_engine.take_lead([DUTIES, CASCADES], timedelta(minutes=1)))[DUTIES].is_ours
+        assert await follower._look() <= 3.5, "it looks again soon"
+        assert _leads(follower) == set()
+        await sql.execute("update flowfabric.lead set until = until + interval '1 hour'")
+        await follower._look()
+        assert _leads(follower) == {DUTIES}
 
 
 async def test_a_timer_set_in_the_past_or_by_a_slow_transaction_is_found(

@@ -11,6 +11,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
+from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.quota import Admitted
@@ -62,6 +63,48 @@ async def test_a_grant_that_expires_while_its_consumer_waits_keeps_no_slot(stage
     assert refused.kind == "claim_grant_expired"
     assert await occupancy(one, policy) == (1, 0)
     assert (await state(one, first))[0] == ff.State.WAITING
+    await stage.audit()
+
+
+@interleaved
+@pytest.mark.parametrize("kind", ["quota", "budget"])
+async def test_a_grant_is_valid_for_its_whole_time_however_long_the_call_waited(stage: Stage, kind: str) -> None:
+    """The time begins when the call has its locks: otherwise it returns grants that have expired."""
+    await stage.empty()
+    one, lock = await stage.company(2)
+    if kind == "quota":
+        await many(one, 2, await quota(one, max_concurrent=2))
+        await claim(one, limit=1)
+    else:
+        budget = await make(one, {"t": 1})
+        await admin(one, budget, t=1)
+        await many(one, 40, policy=ExecutionPolicy(budget_ids=(budget,)))  # more than a claim of one reads at once
+        await submit(one)
+    await lock.begin()
+    await lock.connection.execute("select from flowfabric.quota_head for update")
+    await lock.connection.execute("select from flowfabric.budget for update")
+    late = await waiting(stage.watch, one, one.claim_for_worker(**WORKER), behind=lock)
+    await stage.clock.advance(seconds=6)
+    await lock.rollback()
+    grant = await asyncio.wait_for(late, PATIENCE)
+    assert isinstance(await consumed(one, grant), Claimed)
+    await stage.audit()
+
+
+@interleaved
+async def test_a_claim_that_took_executions_waits_for_no_budget(stage: Stage) -> None:
+    await stage.empty()
+    one, lock = await stage.company(2)
+    budget = await make(one, {"t": 1})
+    await admin(one, budget, t=1)
+    denied = await submit(one, policy=ExecutionPolicy(budget_ids=(budget,)))
+    free = await submit(one, policy=ExecutionPolicy(budget_ids=(await make(one, {"t": 1}),)))
+    await lock.begin()
+    await lock.connection.execute("select from flowfabric.budget for update")
+    assert [each.execution_id for each in await asyncio.wait_for(claim(one, limit=2), PATIENCE)] == [free]
+    await lock.rollback()
+    assert await claim(one) == []
+    assert (await state(one, denied))[0] == ff.State.RATE_LIMITED
     await stage.audit()
 
 

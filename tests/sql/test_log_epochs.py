@@ -21,6 +21,7 @@ from tests.support import Clock, started
 
 pytestmark = pytest.mark.both_servers
 SQL: TypeAlias = "asyncpg.Connection[Any]"
+RICH = 3  # the seed of a history in which cursors are refused for each reason
 
 
 async def write(engine: ff.Engine, events: int) -> EventCursor:
@@ -308,7 +309,9 @@ class History:
         self.sql = sql
         self.clock = clock
         self.rng = rng
-        self.log: list[tuple[int, object]] = []  # positions, and which events they are
+        self.log: list[tuple[int, object]] = []  # positions, and which events they are, also of removed ones
+        self.seen: set[str] = set()
+        self.floor = 0  # the position of the last that was removed
         self.readers: list[tuple[EventCursor, list[tuple[int, object]]]] = []
         self.backups: list[tuple[int, list[asyncpg.Record]]] = []
 
@@ -316,18 +319,28 @@ class History:
         for _ in range(self.rng.randint(1, 4)):
             await started(self.engine)
         page = await self.engine.read_events(limit=1000)
-        self.log = [(event.cursor.position, event.execution_id) for event in page.items]
+        removed = [(position, which) for position, which in self.log if position <= self.floor]
+        self.log = [*removed, *((event.cursor.position, event.execution_id) for event in page.items)]
         chosen = self.rng.randint(1, len(page.items))
-        self.readers.append((page.items[chosen - 1].cursor, self.log[:chosen]))
+        self.readers.append((page.items[chosen - 1].cursor, self.log[: len(removed) + chosen]))
         assert page.next_cursor is not None
         self.readers.append((page.next_cursor, list(self.log)))
+
+    async def retire(self) -> None:
+        """Remove the events that are older than their retention: cursors after the last of them stay good."""
+        await self.clock.advance(hours=75)
+        await self.engine.sweep()
+        self.floor = self._end()
+        self.backups = []  # a test cannot bring the removed events back
 
     async def back_up(self) -> None:
         self.backups.append((self._end(), await self.sql.fetch("select * from flowfabric.log_epoch")))
 
     async def fail_over(self) -> None:
         # A server that has the row of an epoch has all events before it.
-        begun = await self.sql.fetchval("select coalesce(max(last_position), 0) from flowfabric.log_epoch")
+        begun = await self.sql.fetchval(
+            "select greatest(max(last_position), max(event_floor)) from flowfabric.log_epoch, flowfabric.deployment"
+        )
         await self._continue_at(self.rng.choice([self._end(), *(at for at, _ in self.log[-3:] if at >= begun)]))
 
     async def restore(self) -> None:
@@ -350,11 +363,17 @@ class History:
         """A cursor is good if all events before it are in the log, otherwise refused with the last that is."""
         for cursor, read in self.readers:
             both = [a for a, b in zip(read, self.log, strict=False) if a == b]
-            if len(both) == len(read):
+            if len(both) == len(read) and cursor.position < self.floor:
+                with pytest.raises(CursorRefused) as expired:
+                    await self.engine.read_events(after=cursor)
+                self.seen.add("expired")
+                assert (expired.value.kind, expired.value.position) == ("cursor_expired", self.floor)
+            elif len(both) == len(read):
                 rest = (await self.engine.read_events(after=cursor, limit=1000)).items
                 assert [event.execution_id for event in rest] == [which for _, which in self.log[len(both) :]]
             else:
                 shared = both[-1][0] if both else 0
+                self.seen.add("ahead after a removal" if self.floor else "ahead")
                 assert (await refused(self.engine, cursor)).position == shared
         assert [one for one in await self.engine.audit(events=True) if one.rule == "log_epochs"] == []
 
@@ -362,7 +381,7 @@ class History:
         return self.log[-1][0] if self.log else 0
 
 
-@pytest.mark.parametrize("seed", sampling.seeds(*range(20)))
+@pytest.mark.parametrize("seed", sampling.seeds(RICH, *range(RICH), *range(RICH + 1, 30)))
 async def test_cursors_know_their_log_in_any_history(
     plain_engine: ff.Engine, sql: SQL, clock: Clock, seed: int
 ) -> None:
@@ -370,6 +389,8 @@ async def test_cursors_know_their_log_in_any_history(
     history = History(plain_engine, sql, clock, rng)
     await history.write()
     for _ in range(12):
-        await rng.choice([history.write, history.write, history.back_up, history.fail_over, history.restore])()
+        acts = [*[history.write] * 4, *[history.back_up] * 2, *[history.fail_over] * 2, *[history.restore] * 2]
+        await rng.choice([*acts, history.retire])()
         await history.check()
+    assert seed != RICH or history.seen == {"ahead", "ahead after a removal", "expired"}, history.seen
     await sql.execute("delete from flowfabric.execution; delete from flowfabric.timer")

@@ -54,7 +54,7 @@ from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.wait import Fresh, NewWaitpoint, ResumePolicy, Suspended, SuspensionDetails, UsePending
 from flowfabric.values.worker import Serves
 from tests import sampling
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.ids import home, id_in
 from tests.model import BLOCKS, OPERATOR, SUSPENDS, Fence, Model, New, Override, Refused, Worker, refused
 from tests.support import WORKER, CheckedEngine, Clock, claim_one, started, submit
@@ -1174,7 +1174,7 @@ class Histories(RuleBasedStateMachine):
         same([(one.kid, ms(one.expires_at)) for one in kids.verifying], self.model.verifying(), "verifying")
 
     @step("signal", pick=picks)
-    def look_at_waits(self, pick: int) -> None:
+    def read_waits(self, pick: int) -> None:
         """The lists that people and tools read."""
         target, waitpoint_id = self.waitpoint(pick)
         e = self.model.executions.get(str(target))
@@ -1288,7 +1288,7 @@ class Histories(RuleBasedStateMachine):
         late=st.sampled_from([0, 0, 1, 5 * SECOND]),
         run=st.booleans(),
     )
-    def let_the_next_timer_come(self, nth: int, late: int, run: bool) -> None:
+    def reach_the_next_timer(self, nth: int, late: int, run: bool) -> None:
         coming = [
             (at, kind)
             for e in self.model.executions.values()
@@ -1320,7 +1320,7 @@ class Histories(RuleBasedStateMachine):
         return 0 if kind == "waitpoint" else handled
 
     @step("time", weight=4, pick=picks, late=st.sampled_from([0, 0, 1, -1]), how=st.sampled_from(["duty", "one", "no"]))
-    def let_a_wait_take_too_long(self, pick: int, late: int, how: str) -> None:
+    def pass_the_deadline_of_a_wait(self, pick: int, late: int, how: str) -> None:
         """The time of one suspension or pending waitpoint comes, whatever else comes before."""
         coming = [
             (at, kind, e)

@@ -13,7 +13,6 @@ from typing import Any
 
 import asyncpg
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.errors import ExecutionNotActive
@@ -30,12 +29,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PARENTS, CHILDREN = {"lane_id": "parents"}, {"lane_id": "children"}
 LONG = timedelta(days=30)
 ENDINGS = ("commit", "rollback")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def parties(stage: Stage) -> list[Party]:
-    await stage.empty()
-    return await stage.company(3)
 
 
 async def parent(engine: ff.Engine, **fields: Any) -> Claimed:

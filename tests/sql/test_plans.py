@@ -30,18 +30,18 @@ from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid
 from flowfabric.values.joins import AnyOf, OnSatisfied
 from flowfabric.values.kept_answer import AnswerKey
 from flowfabric.values.lease import Operator
+from flowfabric.values.operator_audit import AuditFilter
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.step import NewStep
 from flowfabric.values.stream import START, BestEffortLive, DurableSummary, NewFrame
 from flowfabric.values.wait import Fresh
 from tests import sampling
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.ids import home
 from tests.sql.plans import STATISTICS, CountingEngine
 from tests.support import WORKER, new_id
 
 N = 500  # of a batch: quadratic work is far above the bound, linear work far below
-PURGED = N + N // 20  # each is looked for in every table: 151 rows
 LONG = timedelta(days=30)
 HOUR = timedelta(hours=1)
 SLOW = all_of(count_signals(10 * N, "k"), from_sources(10 * N, "k", "l"), any_of("k", "l", n=2))
@@ -533,7 +533,12 @@ def an_answer(key: str) -> AnswerKey:
     return AnswerKey(key_id="", operation="o", idempotency_key=key, holder=UUID(int=1))
 
 
+async def replays(g: Ground) -> None:
+    await g.engine.create_bulk("replay", ExecutionFilter(kinds=("done",)), actor="a", bulk_id=REPLAYS)
+
+
 BULK = mint_uuid()
+REPLAYS = mint_uuid()
 T = TimerKind
 BAD: Any = {"retry_policy": "nonsense"}
 CALLS = [
@@ -616,6 +621,10 @@ CALLS = [
         [(g.stepped.handle, NewStep(name=f"new {n}")) for n in range(N)])),
     Call("record_steps", N, lambda g: g.engine.record_steps([(one.handle, NewStep(name="new")) for one in g.held])),
     Call("fork_execution", 100, lambda g: g.engine.fork_execution(g.done[3].execution_id, before_step=None)),
+    Call("fork_execution", 3 * N, lambda g: g.engine.fork_execution(
+        g.stepped.execution_id, before_step=None), stepped_ended),
+    Call("fork_execution", 3 * N, lambda g: g.engine.fork_execution(
+        g.stepped.execution_id, before_step=("step 2 7", 0)), stepped_ended),
     Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id])),
     Call("read_steps", N, lambda g: g.engine.read_steps(ids(g.held))),
     # streams
@@ -644,7 +653,7 @@ CALLS = [
     Call("list_children", N, lambda g: g.engine.list_children(g.family.execution_id, deep=True)),
     Call("cancel", 1, lambda g: g.engine.cancel(g.family.handle, "enough")),
     Call("cancel_children", N, lambda g: g.engine.cancel_children(limit=N), family_cancelled),
-    Call("run_timers", PURGED, lambda g: g.engine.run_timers("retention"), offspring_ended),
+    Call("run_timers", N, lambda g: g.engine.run_timers("retention"), offspring_ended),
     Call("replay", N, lambda g: g.engine.replay_execution(g.family.execution_id), offspring_cancelled),
     Call("find", N, lambda g: g.engine.find_executions(parent_id=g.family.execution_id, limit=N)),
     # outcomes
@@ -902,9 +911,7 @@ CALLS = [
     Call("run_one", 1, lambda g: g.engine.mark_lease_expired_if_due(g.short[3].execution_id), an_hour_later),
     Call("run_one", 1, lambda g: g.engine.promote_delayed(g.delayed[3]), an_hour_later),
     *(
-        Call("run_timers", PURGED, timers(kind), days_later)
-        if kind == T.RETENTION
-        else Call("run_timers", N, timers(kind), an_hour_later)
+        Call("run_timers", N, timers(kind), days_later if kind == T.RETENTION else an_hour_later)
         for kind in T
     ),
     Call("sweep", N, lambda g: g.engine.sweep(), days_later),
@@ -928,6 +935,7 @@ CALLS = [
     Call("note_api_key_use", 1, lambda g: g.engine.note_api_key_use(a_key_id(3))),
     Call("write_operator_audit", 1, lambda g: g.engine.write_operator_audit(Actor(name="a", operation="o"))),
     Call("list_operator_audit", 100, lambda g: g.engine.list_operator_audit()),
+    Call("list_operator_audit", 3 * N, lambda g: g.engine.list_operator_audit(AuditFilter(actor="another"))),
     Call("begin_answer", 1, lambda g: g.engine.begin_answer(an_answer("key 3"), b"r")),
     Call("begin_answer", 1, lambda g: g.engine.begin_answer(an_answer("new"), b"r")),
     Call("finish_answer", 1, lambda g: g.engine.finish_answer(an_answer("new"), status=200),
@@ -939,6 +947,7 @@ CALLS = [
     Call("list_bulk", 1, lambda g: g.engine.read_bulk(BULK)),
     Call("list_bulk", 1, lambda g: g.engine.list_running_bulk(limit=1)),
     Call("run_bulk", 3 * N, lambda g: g.engine.run_bulk(BULK, limit=N)),
+    Call("run_bulk", 3 * N, lambda g: g.engine.run_bulk(REPLAYS, limit=N), replays),
     Call("stop_bulk", 1, lambda g: g.engine.stop_bulk(BULK)),
     Call("list_failures", N, lambda g: g.engine.list_failures(states=["cancelled", "failed"], most=N)),
     # the deployment
@@ -969,6 +978,18 @@ async def test_every_function_is_called(ground: Ground) -> None:
     assert {row["name"] for row in found} == {call.function for call in CALLS}
 
 
+async def test_the_catalogs_that_a_connection_reads_are_not_pages_of_the_call(ground: Ground) -> None:
+    """A connection that plans the call for the first time counts as many as one that has planned it."""
+    found = []
+    async with CountingEngine.open(ground.dsn) as engine:
+        for _ in range(2):
+            async with engine.undone():
+                await engine.count()
+                await engine.pause_for_budget(ground.spending[0].handle, {"t": 2 * 10**9})
+                found.append(await engine.pages())
+    assert 50 < found[0] <= found[1] + 50, found
+
+
 def sampled() -> dict[str, list[Call]]:
     """The calls to make with each of the statistics: by turns with one of them and with the two others; or with all."""
     found: dict[str, list[Call]] = {name: [] for name in STATISTICS}
@@ -980,23 +1001,39 @@ def sampled() -> dict[str, list[Call]]:
     return found
 
 
+@pytest.mark.both_servers
 @pytest.mark.parametrize("statistics", STATISTICS)
 async def test_a_call_handles_rows_in_proportion_to_its_input(ground: Ground, statistics: str) -> None:
-    engine = ground.engine
     await ground.sql.execute(STATISTICS[statistics])
     too_many = []
     for call in sampled()[statistics]:
-        async with engine.undone():
-            if call.before is not None:
-                await call.before(ground)
-            await engine.count()
-            await call.call(ground)
-        assert call.function in engine.called
-        allowed = 150 * call.items + 500
-        for what, found, most in (("rows", engine.handled, allowed), ("pages", engine.pages, 4 * allowed)):
-            if found > most:
-                too_many.append(f"{call.function}: {found} {what} for {call.items} items")
+        found = await too_much(ground, call)
+        if found:
+            # Dead rows of undone calls, which an index scan passes over, are no rows of this call: without them it must
+            # be right. A plan that is wrong reads too much again.
+            await ground.sql.execute("vacuum (index_cleanup on)")
+            await ground.sql.execute(STATISTICS[statistics])
+            found = await too_much(ground, call)
+        too_many += found
     assert not too_many, "\n".join(too_many)
+
+
+async def too_much(ground: Ground, call: Call) -> list[str]:
+    """Make a call; returns of what it handled more than its input allows."""
+    engine = ground.engine
+    async with engine.undone():
+        if call.before is not None:
+            await call.before(ground)
+        await engine.count()
+        await call.call(ground)
+        pages = await engine.pages()
+    assert call.function in engine.called
+    allowed = 150 * call.items + 500
+    return [
+        f"{call.function}: {found} {what} for {call.items} items, most in {engine.worst[0][1][:300]}"
+        for what, found, most in (("rows", engine.handled, allowed), ("pages", pages, 2 * allowed))
+        if found > most
+    ]
 
 
 MANY = 1_000_000
@@ -1024,7 +1061,7 @@ async def test_a_signal_to_an_open_count_reads_as_much_after_a_hundred_as_after_
                     await engine.count()
                     answer = await ground.send(held, points[0], source_identity=sender, signal_name=name)
                     assert answer.effect == "appended_to_waitpoint"
-                    read.setdefault((sender, name), []).append((engine.handled, engine.pages))
+                    read.setdefault((sender, name), []).append((engine.handled, await engine.pages()))
     for (few, few_pages), (many, many_pages) in read.values():
         assert many <= few + 30, read  # one more signal is dropped
         assert many_pages <= few_pages + 50, read

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
-from flowfabric.values.ids import QuotaPolicyId
+from flowfabric.values.grant import GrantNotFound
+from flowfabric.values.ids import QuotaPolicyId, mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.values.quota import Admitted, ConcurrencyExceeded
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
+from tests.sql.test_quotas import claim, occupancy
 from tests.support import WORKER
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
 
 LONG = timedelta(days=1)
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def parties(stage: Stage) -> list[Party]:
-    await stage.empty()
-    return await stage.company(3)
 
 
 async def quota(engine: ff.Engine, name: str = "q", **numbers: Any) -> QuotaPolicyId:
@@ -39,16 +35,6 @@ async def many(engine: ff.Engine, number: int, *policies: UUID, **fields: Any) -
     policy = ExecutionPolicy(quota_policy_ids=policies)  # type: ignore[arg-type]
     items = [NewExecution(execution_kind="k", policy=policy, **fields) for _ in range(number)]
     return [made.execution_id for made in await engine.create_many(items)]
-
-
-async def claim(engine: ff.Engine, limit: int = 100, **fields: Any) -> list[Claimed]:
-    return await engine.claim_many(**{**WORKER, "limit": limit, "lease_ttl": LONG, **fields})
-
-
-async def held(engine: ff.Engine, policy: QuotaPolicyId) -> tuple[int, int]:
-    found = await engine.get_quota_policy(policy)
-    assert found is not None
-    return found.active, found.waiting
 
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
@@ -69,7 +55,7 @@ async def test_the_second_claim_waits_for_the_first_and_sees_its_slots(
     second = await asyncio.wait_for(task, PATIENCE)
     if ending == "commit":
         assert second == []
-        assert await held(one, policy) == (1, 1)
+        assert await occupancy(one, policy) == (1, 1)
         assert (await one.read_execution(third)).public_state == ff.State.RATE_LIMITED  # type: ignore[union-attr]
     else:
         assert [each.execution_id for each in second] == [made[1]]
@@ -85,7 +71,7 @@ async def test_the_first_claims_of_a_policy_create_its_head_once(stage: Stage, p
     task = await waiting(stage.watch, two, claim(two, 4), behind=one)
     await one.commit()
     assert len(await asyncio.wait_for(task, PATIENCE)) == 1
-    assert await held(one, policy) == (2, 2)
+    assert await occupancy(one, policy) == (2, 2)
     await stage.audit()
 
 
@@ -133,11 +119,11 @@ async def test_an_end_that_finds_the_policy_locked_leaves_it_to_the_duty(stage: 
     policy = await quota(one, max_concurrent=2)
     await many(one, 4, policy)
     running = await claim(one, 4)
-    assert await held(one, policy) == (2, 2)
+    assert await occupancy(one, policy) == (2, 2)
     await two.begin()
     assert isinstance(await two.check_admission(policy, two.mint_id(), concurrency_cap=2), ConcurrencyExceeded)
     await asyncio.wait_for(one.complete(running[0].handle), PATIENCE)  # does not wait
-    assert await held(one, policy) == (1, 2)
+    assert await occupancy(one, policy) == (1, 2)
     await two.commit()
     assert (await three.unblock_limited()).promoted == 1
     assert len(await claim(three)) == 1
@@ -172,6 +158,104 @@ async def test_a_claim_waits_for_the_raise_and_passes(stage: Stage, parties: lis
     await stage.audit()
 
 
+async def _cancel(party: Party, policy: QuotaPolicyId, running: Claimed) -> None:
+    await party.cancel(Operator(running.execution_id), "enough")
+
+
+# Each gives the last slot back. The slot of the grant has expired by then, and the sweep deletes it.
+FREES: dict[str, Callable[[Party, QuotaPolicyId, Any], Awaitable[Any]]] = {
+    "complete": lambda party, policy, holder: party.complete(holder.handle),
+    "cancel": _cancel,
+    "suspend": lambda party, policy, holder: party.delay(holder.handle, timedelta(days=9)),
+    "lost for good": lambda party, policy, holder: party.issue_reclaim_grant(
+        holder.execution_id, **{**WORKER, "lane_id": "first"}
+    ),
+    "grant": lambda party, policy, holder: party.sweep(),
+    "direct": lambda party, policy, holder: party.release_admission(policy, holder),
+}
+
+
+async def _holder(one: Party, stage: Stage, policy: QuotaPolicyId, way: str) -> Any:
+    """The holder of the only slot of the policy, about to give it back."""
+    if way == "direct":
+        outside = one.mint_id()
+        assert await one.check_admission(policy, outside, concurrency_cap=1) == Admitted()
+        return outside
+    await one.create_many(
+        [
+            NewExecution(
+                execution_kind="k",
+                lane_id="first",
+                policy=ExecutionPolicy(
+                    quota_policy_ids=(policy,), max_reclaim_count=1 if way == "lost for good" else 100
+                ),
+            )
+        ]
+    )
+    if way == "grant":
+        return await one.claim_for_worker(**{**WORKER, "lane_id": "first"})
+    (running,) = await claim(one, 1, lane_id="first")
+    if way == "lost for good":
+        await one.revoke_lease(running.execution_id)
+        (running,) = await claim(one, 1, lane_id="first")
+        await one.revoke_lease(running.execution_id)
+    return running
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@pytest.mark.parametrize("way", FREES)
+async def test_a_claim_that_denies_and_then_the_last_slot_is_given_back(
+    stage: Stage, parties: list[Party], way: str, ending: str
+) -> None:
+    one, two, three = parties
+    policy = await quota(one, max_concurrent=1)
+    holder = await _holder(one, stage, policy, way)
+    (next_one,) = await many(one, 1, policy)
+    await one.begin()
+    assert await claim(one) == []
+    if way == "grant":
+        await stage.clock.advance(seconds=6)
+    # An end does not wait for the claim. Who was admitted directly is no execution: its caller waits.
+    task = asyncio.ensure_future(settled(FREES[way](two, policy, holder)))
+    if way != "direct":
+        assert not isinstance(await asyncio.wait_for(task, PATIENCE), Exception)
+    await one.end(ending)
+    assert not isinstance(await asyncio.wait_for(task, PATIENCE), Exception)
+    await stage.clock.advance(seconds=2)
+    await three.unblock_limited()
+    assert [each.execution_id for each in await claim(three)] == [next_one]
+    await stage.audit()
+
+
+@pytest.mark.parametrize("ending", ["commit", "rollback"])
+@pytest.mark.parametrize("way", FREES)
+async def test_the_last_slot_is_given_back_and_a_claim_comes_before_that_is_committed(
+    stage: Stage, parties: list[Party], way: str, ending: str
+) -> None:
+    one, two, three = parties
+    policy = await quota(one, max_concurrent=1)
+    holder = await _holder(one, stage, policy, way)
+    (next_one,) = await many(one, 1, policy)
+    if way == "grant":
+        await stage.clock.advance(seconds=6)
+    await one.begin()
+    assert not isinstance(await settled(FREES[way](one, policy, holder)), Exception)
+    if way == "direct":
+        task = await waiting(stage.watch, two, claim(two), behind=one)
+    else:
+        task = asyncio.ensure_future(claim(two))
+        found = await asyncio.wait_for(asyncio.shield(task), PATIENCE)
+        # A slot whose grant expired is free whether it was swept or not.
+        assert [each.execution_id for each in found] == ([next_one] if way == "grant" else [])
+    await one.end(ending)
+    found = await asyncio.wait_for(task, PATIENCE)
+    await stage.clock.advance(seconds=2)
+    await three.unblock_limited()
+    found += await claim(three)
+    assert [each.execution_id for each in found] == ([next_one] if ending == "commit" or way == "grant" else [])
+    await stage.audit()
+
+
 async def test_the_last_slot_and_a_cancel(stage: Stage, parties: list[Party]) -> None:
     one, two, _ = parties
     policy = await quota(one, max_concurrent=1)
@@ -197,7 +281,37 @@ async def test_the_last_slot_and_a_reclaim(stage: Stage, parties: list[Party]) -
     task = await waiting(stage.watch, two, two.check_admission(policy, two.mint_id(), concurrency_cap=1), behind=one)
     await one.commit()
     assert isinstance(await asyncio.wait_for(task, PATIENCE), ConcurrencyExceeded)
-    assert await held(two, policy) == (1, 1)
+    assert await occupancy(two, policy) == (1, 1)
+    await stage.audit()
+
+
+@pytest.mark.parametrize(("seconds", "ttl"), [(40, 60), (40, 30)])
+async def test_a_reclaim_by_grant_that_waits_for_the_policy_has_its_whole_lease_or_none(
+    stage: Stage, parties: list[Party], seconds: int, ttl: int
+) -> None:
+    one, two, _ = parties
+    policy = await quota(one, max_concurrent=1)
+    await many(one, 2, policy)
+    (running,) = await claim(one, 1)
+    await one.revoke_lease(running.execution_id)
+    await two.issue_reclaim_grant(running.execution_id, **WORKER, grant_ttl=timedelta(seconds=ttl))
+    await one.begin()
+    assert isinstance(await one.check_admission(policy, one.mint_id(), concurrency_cap=1), ConcurrencyExceeded)
+    late = await waiting(
+        stage.watch,
+        two,
+        two.reclaim_execution(running.execution_id, **WORKER, lease_id=mint_uuid(), attempt_id=mint_uuid()),
+        behind=one,
+    )
+    await stage.clock.advance(seconds=seconds)
+    await one.commit()
+    again = await asyncio.wait_for(late, PATIENCE)
+    if seconds < ttl:
+        assert isinstance(again, Claimed)
+        await two.complete(again.handle)
+    else:
+        assert isinstance(again, GrantNotFound)
+        assert (await occupancy(two, policy))[0] == 1
     await stage.audit()
 
 
@@ -242,7 +356,49 @@ async def test_batches_over_many_policies_in_opposite_order_do_not_deadlock(stag
             settled(two.complete_many([each.handle for each in running[0]])),
         )
         assert not [end for done in ends for end in done if isinstance(end, Exception)]
-    assert [await held(one, policy) for policy in policies] == [(0, 0)] * 8
+    assert [await occupancy(one, policy) for policy in policies] == [(0, 0)] * 8
+    await stage.audit()
+
+
+@pytest.mark.parametrize("first", ["claim", "complete"])
+async def test_a_batch_of_ends_and_a_batch_of_claims_over_many_policies_do_not_wait_for_each_other(
+    stage: Stage, parties: list[Party], first: str
+) -> None:
+    """The claim meets the policies in one order, the ends in the other; both hold them until they commit."""
+    one, two, three = parties
+    policies = [await quota(one, f"p{n}", max_concurrent=2) for n in range(6)]
+    for policy in policies:
+        await many(one, 1, policy, lane_id="ends")
+    running = await claim(one, 10, lane_id="ends")
+    for policy in reversed(policies):
+        await many(one, 4, policy)
+    assert len(await claim(one, 100)) == 6  # the others are moved aside
+    for policy in reversed(policies):
+        await many(one, 1, policy, priority=9)
+    ends = [each.handle for each in reversed(running)]
+    await one.begin()
+    if first == "claim":
+        assert await claim(one, 100) == []
+        await two.begin()
+        await asyncio.wait_for(two.complete_many(ends[:3]), PATIENCE)
+        late = await waiting(stage.watch, two, claim(two, 100), behind=one)
+        await asyncio.wait_for(one.complete_many(ends[3:]), PATIENCE)
+    else:
+        await one.complete_many(ends[:3])  # promotes three
+        await two.begin()
+        late = await waiting(stage.watch, two, claim(two, 100), behind=one)
+        await asyncio.wait_for(one.complete_many(ends[3:]), PATIENCE)
+        await one.commit()
+        assert await asyncio.wait_for(late, PATIENCE)
+        await one.begin()
+    await one.commit()
+    await asyncio.wait_for(late, PATIENCE)
+    await two.commit()
+    for _ in range(3):
+        await stage.clock.advance(seconds=2)
+        await three.unblock_limited()
+        await claim(three, 100)
+    assert [(await occupancy(one, policy))[0] for policy in policies] == [2] * 6
     await stage.audit()
 
 

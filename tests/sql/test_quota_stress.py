@@ -18,7 +18,7 @@ from flowfabric.values.execution import NewExecution
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy
 from tests import sampling
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 
 WORKERS = 6
 PATIENCE = 120.0

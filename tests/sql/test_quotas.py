@@ -306,6 +306,24 @@ async def test_a_rate_admits_its_number_and_the_rest_waits_for_the_window(engine
     assert [one.execution_id for one in await claim(engine)] == made[3:]
 
 
+async def test_a_window_that_a_claim_fills_tells_those_behind_when_it_has_room(
+    engine: CheckedEngine, clock: Clock
+) -> None:
+    policy = await quota(engine, window=60 * SECOND, max_requests_per_window=3)
+    await many(engine, 1, policy)
+    assert len(await claim(engine)) == 1
+    await clock.advance(seconds=20)
+    made = await many(engine, 4, policy)
+    assert [one.execution_id for one in await claim(engine)] == made[:2]
+    found = await engine.get_quota_policy(policy)
+    assert found is not None
+    assert found.next_free_at is not None
+    held = (await engine.list_held(policy)).items
+    assert [(one.execution_id, one.retry_at) for one in held] == [(one, found.next_free_at) for one in made[2:]]
+    await clock.advance(seconds=40)
+    assert (await engine.unblock_limited()).promoted == 1, "the duty comes at that time, not before"
+
+
 async def test_the_rate_is_asked_before_the_cap(engine: CheckedEngine) -> None:
     policy = await quota(engine, max_requests_per_window=1, max_concurrent=1)
     made = await many(engine, 2, policy)
@@ -650,6 +668,19 @@ async def test_a23_a_fourth_admission_within_the_window_is_told_when_to_try_agai
     assert await engine.check_admission(policy, await submit(engine), **asked) == Admitted()
 
 
+async def test_an_admission_creates_no_policy_and_counts_each_dimension(engine: CheckedEngine) -> None:
+    policy = quota_policy_id_of("d49")
+    asked: dict[str, Any] = {"rate_limit": 1, "concurrency_cap": 1}
+    first, second = engine.mint_id(), engine.mint_id()
+    assert await engine.check_admission(policy, first, dimension="", **asked) == Admitted()
+    assert await engine.check_admission(policy, first, dimension="default", **asked) == AlreadyAdmitted()
+    assert isinstance(await engine.check_admission(policy, second, **asked), RateExceeded), "none is the default one"
+    assert await engine.check_admission(policy, second, dimension="other", **asked) == Admitted()
+    assert await engine.get_quota_policy(policy) is None
+    assert isinstance(await engine.create_quota_policy(policy, max_concurrent=7), QuotaPolicyCreated)
+    assert (await engine.read_quota_policy_limits(policy)).active_concurrency_cap == 7  # type: ignore[union-attr]
+
+
 async def test_a24_a_cap_is_a_cap_however_long_its_executions_run(engine: CheckedEngine, clock: Clock) -> None:
     policy = await quota(engine, max_concurrent=2)
     await many(engine, 2, policy)
@@ -697,3 +728,35 @@ async def test_a_batch_is_filled_behind_what_is_denied(engine: CheckedEngine) ->
     (last,) = await many(engine, 1, two)
     found = await claim(engine, limit=2)
     assert [each.execution_id for each in found] == [first, last]
+
+
+async def test_a_direct_slot_that_changes_its_key_is_counted_there(
+    engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
+) -> None:
+    policy = await quota(engine, key="tenant", max_concurrent=1)
+    outside = engine.mint_id()
+    await engine.check_admission(policy, outside, dimension="a", concurrency_cap=1)
+    await clock.advance(seconds=61)  # its slot has ended, and the row is still there
+    tags = {"tenant": "b"}
+    await many(engine, 1, policy, tags=tags)
+    (held,) = await claim(engine)
+    await sql.execute(
+        "update flowfabric.quota_head h set floor = s.number from flowfabric.quota_slot s"
+        " where h.policy_id = s.policy_id and h.key = s.key and s.key = 'b'"
+    )  # as claims do now and then
+    await engine.complete(held.handle)
+    assert await engine.check_admission(policy, outside, dimension="b", concurrency_cap=1) == Admitted()
+    await many(engine, 1, policy, tags=tags)
+    assert await claim(engine) == [], "the cap is one"
+
+
+async def test_a_grant_that_ends_leaves_a_direct_slot_to_its_caller(engine: CheckedEngine, clock: Clock) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    (one,) = await many(engine, 1, policy)
+    assert await engine.check_admission(policy, one, concurrency_cap=1) == Admitted()
+    await engine.claim_for_worker(**WORKER, grant_ttl=SECOND, max_grants=1)
+    await clock.advance(seconds=2)
+    assert await occupancy(engine, policy) == (1, 0)
+    assert await engine.check_admission(policy, engine.mint_id(), concurrency_cap=1) == ConcurrencyExceeded()
+    await clock.advance(seconds=60)
+    assert await occupancy(engine, policy) == (0, 0)

@@ -14,6 +14,7 @@ import flowfabric as ff
 from flowfabric.errors import InvalidInput, LeaseLost, NotFound
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.budget import (
+    MAX_AMOUNT,
     AlreadyApplied,
     CancelReservation,
     HardBreach,
@@ -367,3 +368,79 @@ async def test_a_purge_leaves_what_was_used(engine: ff.Engine, clock: Clock) -> 
     assert await engine.read_usage(held.execution_id) == []
     assert (await engine.list_spend(budget)).items in ((), [])
     assert await numbers(engine, budget) == ({"t": 9}, {}, {})
+
+
+async def test_a_lost_lease_stays_lost_when_a_later_one_ends_cleanly(
+    engine: ff.Engine, clock: Clock, database: str
+) -> None:
+    budget = await make(engine, {"t": 20})
+    first = await started(engine)
+    await hold(engine, first, budget)
+    await clock.advance(minutes=10)
+    async with locked(database):  # the end of the first lease can only mark what it held
+        second = await reclaimed(engine, first)
+    assert await numbers(engine, budget) == ({}, {"t": 6}, {})
+    await engine.complete(second.handle, b"done")
+    assert await numbers(engine, budget) == ({"t": 6}, {}, {})
+
+
+async def test_a_lost_lease_stays_lost_when_a_later_one_ends_at_a_locked_budget(
+    engine: ff.Engine, clock: Clock, database: str
+) -> None:
+    budget = await make(engine, {"t": 20})
+    first = await started(engine)
+    await hold(engine, first, budget)
+    await clock.advance(minutes=10)
+    async with locked(database):
+        second = await reclaimed(engine, first)
+        await engine.complete(second.handle, b"done")
+    await engine.collect_reservations(marked=True)
+    assert await numbers(engine, budget) == ({"t": 6}, {}, {})
+
+
+async def test_a_key_counts_in_a_call_that_takes_room_from_an_ended_lease(
+    engine: ff.Engine, clock: Clock, database: str
+) -> None:
+    budget = await make(engine, {"t": 10})
+    first = await started(engine)
+    await hold(engine, first, budget)
+    async with locked(database):
+        await engine.complete(first.handle, b"done")
+    second = await started(engine)
+    answers = await engine.report_usage_many(
+        [
+            Report(authority=second.handle, usage=Usage(custom={"t": 1}, dedup_key="k"), budgets=(budget,)),
+            Report(authority=second.handle, usage=Usage(custom={"t": 8}), budgets=(budget,)),
+        ]
+    )
+    assert [type(answer).__name__ for answer in answers] == ["UsageOk", "UsageOk"]
+    assert await numbers(engine, budget) == ({"t": 9}, {}, {})
+    again = await engine.report_usage(second.handle, Usage(custom={"t": 1}, dedup_key="k"), budget)
+    assert isinstance(again, AlreadyApplied)
+
+
+async def test_a_call_takes_room_in_all_of_its_budgets_from_leases_that_have_ended(
+    engine: ff.Engine, database: str
+) -> None:
+    budgets = [await make(engine, {"t": 10}) for _ in range(2)]
+    first = await started(engine)
+    for budget in budgets:
+        await hold(engine, first, budget)
+    async with locked(database):
+        await engine.complete(first.handle, b"done")
+    second = await started(engine)
+    assert isinstance(await engine.report_usage(second.handle, {"t": 10}, budgets), UsageOk)
+    assert [await numbers(engine, budget) for budget in budgets] == [({"t": 10}, {}, {})] * 2
+
+
+async def test_what_was_held_can_be_settled_however_much_it_is(engine: ff.Engine) -> None:
+    budget = await make(engine)
+    held = await started(engine)
+    await admin(engine, budget, t=2**62)
+    reserved = await hold(engine, held, budget, amounts={"t": 2**62 - 1})
+    assert isinstance(await engine.settle_usage(held.handle, reserved.reservation_id, {"t": 2**62 - 1}), UsageOk)
+    assert await numbers(engine, budget) == ({"t": MAX_AMOUNT}, {}, {})
+    small = await hold(engine, held, budget, amounts={"t": 0})
+    with pytest.raises(InvalidInput):
+        await engine.settle_usage(held.handle, small.reservation_id, {"t": 1})
+    assert await numbers(engine, budget) == ({"t": MAX_AMOUNT}, {}, {})

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.errors import ValidationFailed
@@ -68,14 +67,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(10))
 LIMIT = 65_536
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def parties(world: SuspendingWorld) -> AsyncIterator[list[Party]]:
-    joined = [await Party.join(world.dsn) for _ in range(2)]
-    yield joined
-    for party in joined:
-        await party.connection.close()
 
 
 def text_of(events: list[Event]) -> str:
@@ -175,9 +166,9 @@ async def test_a_name_is_compared_byte_for_byte(world: SuspendingWorld, name: st
     assert (await world.accept(wait, signal_name=name)).effect == SATISFIED
 
 
-async def test_a_caller_without_a_token_cannot_lock_an_execution(world: SuspendingWorld, parties: list[Party]) -> None:
+async def test_a_caller_without_a_token_cannot_lock_an_execution(world: SuspendingWorld, callers: list[Party]) -> None:
     """The token is checked without a lock: a bad one is refused while another transaction holds the row."""
-    one, two = parties
+    one, two = callers
     wait = await world.suspend()
     await one.begin()
     await world.send(wait, by=one)
@@ -349,9 +340,9 @@ async def test_duplicates_do_not_count_against_the_limit(world: SuspendingWorld)
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 @pytest.mark.parametrize("same", ["signal_id", "idempotency_key"])
 async def test_of_two_requests_with_one_key_the_second_waits_for_the_first(
-    world: SuspendingWorld, parties: list[Party], same: str, ending: str
+    world: SuspendingWorld, callers: list[Party], same: str, ending: str
 ) -> None:
-    one, two = parties
+    one, two = callers
     wait = await world.suspend(count_signals(2, "k"))
     repeated: dict[str, Any] = {same: new_id() if same == "signal_id" else "hook-1"}
     await one.begin()
@@ -495,15 +486,15 @@ async def test_the_result_of_an_authentic_signal(
     ids=["another suspension", "not suspended"],
 )
 async def test_an_active_waitpoint_that_should_not_be_is_refused_and_reported(
-    world: SuspendingWorld, parties: list[Party], damage: str, told: str, words: str
+    world: SuspendingWorld, callers: list[Party], damage: str, told: str, words: str
 ) -> None:
     wait = await world.suspend()
     world.engine.checking = False
     await world.sql.execute(damage)
     heard: list[str] = []
-    parties[0].connection.add_log_listener(lambda _, message: heard.append(str(message)))
+    callers[0].connection.add_log_listener(lambda _, message: heard.append(str(message)))
     before = await world.stored()
-    assert await outcome(world.send(wait, by=parties[0])) == told
+    assert await outcome(world.send(wait, by=callers[0])) == told
     assert await world.stored() == before
     await asyncio.sleep(0)
     assert len(heard) == 1 and words in heard[0]

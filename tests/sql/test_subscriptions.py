@@ -31,7 +31,7 @@ from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.page import ScannerFilter
 from tests import sampling
 from tests.each import each
-from tests.support import claim_one, started, submit, submit_member
+from tests.support import claim_one, end_one, submit, submit_member
 
 PATIENCE = 8.0
 START = EventCursor()
@@ -75,13 +75,6 @@ async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]]) -
             if await met if isinstance(met, Awaitable) else met:
                 return
             await asyncio.sleep(0.005)
-
-
-async def end_one(engine: ff.Engine, **fields: Any) -> ff.ExecutionId:
-    """Run an execution to its end: two events."""
-    held = await started(engine, **fields)
-    await engine.complete(held.handle)
-    return held.execution_id
 
 
 async def end_of_log(engine: ff.Engine) -> EventCursor:
@@ -498,6 +491,29 @@ async def test_a_cursor_that_is_refused_is_the_callers_error(plain: ff.Engine, s
         pass
     assert plain.followers.count == 0
     assert len(plain.followers.open) == 0
+
+
+async def test_a_database_that_cannot_be_read_is_the_callers_error(
+    plain: ff.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of the first item."""
+
+    async def fails(*_: Any) -> None:
+        raise TransportError("transport", "gone")
+
+    monkeypatch.setattr(plain, "_read_log", fails)
+    monkeypatch.setattr(plain, "count_events", fails)
+    for after in (None, START):
+        with pytest.raises(TransportError, match="gone"):
+            await plain.subscribe_completion(after=after)
+    assert len(plain.followers.open) == 0
+
+
+async def test_events_are_kept_for_a_day_at_least(sql: asyncpg.Connection[Any]) -> None:
+    with pytest.raises(asyncpg.CheckViolationError, match="event_retention_long_enough"):
+        await sql.execute("update flowfabric.deployment set event_retention = '23 hours'")
+    await sql.execute("update flowfabric.deployment set event_retention = '24 hours'")
+    await sql.execute("update flowfabric.deployment set event_retention = default")
 
 
 async def test_a_follower_that_is_slow_over_a_trim_is_told(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import flowfabric as ff
 from flowfabric.errors import StateError
@@ -52,14 +50,6 @@ from tests.support import WORKER, claim_one, new_id
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
 
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(10))
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def parties(world: SuspendingWorld) -> AsyncIterator[list[Party]]:
-    joined = [await Party.join(world.dsn) for _ in range(2)]
-    yield joined
-    for party in joined:
-        await party.connection.close()
 
 
 # ---- when its time is over
@@ -190,13 +180,13 @@ async def test_an_operator_resumes_what_was_escalated(world: SuspendingWorld) ->
     ],
 )
 async def test_a_stored_behaviour_that_is_unknown_is_a_failure(
-    world: SuspendingWorld, parties: list[Party], stored: str | None, applied: str, state: str
+    world: SuspendingWorld, callers: list[Party], stored: str | None, applied: str, state: str
 ) -> None:
     wait = await due(world, "escalate")
     heard: list[str] = []
-    parties[0].connection.add_log_listener(lambda _, message: heard.append(str(message)))
+    callers[0].connection.add_log_listener(lambda _, message: heard.append(str(message)))
     await world.sql.execute("update flowfabric.suspension set timeout_behavior = $1", stored)
-    assert await parties[0].expire_suspension(wait.id) == ExpiredSuspension(wait.id, applied)
+    assert await callers[0].expire_suspension(wait.id) == ExpiredSuspension(wait.id, applied)
     record = await world.record(wait.id)
     assert record.public_state == state
     assert record.failure_reason == ("suspension_timeout:fail" if state == "failed" else None)
@@ -328,9 +318,9 @@ async def test_one_suspension_that_cannot_be_expired_does_not_stop_the_others(wo
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 async def test_of_a_signal_and_a_timeout_one_ends_the_suspension(
-    world: SuspendingWorld, parties: list[Party], ending: str
+    world: SuspendingWorld, callers: list[Party], ending: str
 ) -> None:
-    one, two = parties
+    one, two = callers
     wait = await due(world, "fail", on("k"))
     await one.begin()
     assert isinstance(await one.expire_suspension(wait.id), ExpiredSuspension)
@@ -346,9 +336,9 @@ async def test_of_a_signal_and_a_timeout_one_ends_the_suspension(
 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 async def test_a_timeout_that_meets_a_signal_passes_it_by(
-    world: SuspendingWorld, parties: list[Party], ending: str
+    world: SuspendingWorld, callers: list[Party], ending: str
 ) -> None:
-    one, two = parties
+    one, two = callers
     wait = await due(world, "fail", on("k"))
     await one.begin()
     await world.send(wait, by=one)

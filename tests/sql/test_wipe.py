@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from flowfabric._postgres import scratch
-from tests.conftest import fresh_database
+from tests.databases import fresh_database
 from tests.sql.suspending import SuspendingWorld, open_suspending
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -44,8 +44,6 @@ from flowfabric.values.ids import (
 )
 
 SAMPLE = UUID("550e8400-e29b-41d4-a716-446655440000")
-ONES = UUID("11111111-1111-1111-1111-111111111111")
-NIL = UUID(int=0)
 
 
 def test_minted_uuids_sort_in_mint_order() -> None:

@@ -120,10 +120,15 @@ def test_a_constant_is_defined_once(number: str) -> None:
     assert [path for path, sql in FILES.items() if number in sql] == ["common/constants.sql"]
 
 
+def asked_in(path: str, name: str) -> set[str]:
+    return set(re.findall(r" from flowfabric\.(audit_\w+)\(", body(FILES[path], name)))
+
+
 def test_every_rule_of_the_audit_is_asked() -> None:
     found = {name for path, sql in FILES.items() if path.startswith("audit/") for name in functions(sql)}
-    rules = found - {"audit", "audit_sample", "repair_floors"}
-    assert {f"audit_{rule}" for rule in re.findall(r"flowfabric\.audit_(\w+)\(", FILES["audit/audit.sql"])} == rules
+    rules = found - {"audit", "audit_by_key", "audit_sample", "repair_floors"}
+    asked = asked_in("audit/audit.sql", "audit") | asked_in("audit/audit.sql", "audit_log")
+    assert asked | asked_in("audit/audit_by_key.sql", "audit_by_key") == rules | {"audit_by_key"}
 
 
 # Rules about queues, timers, routes, keys, limits and workers: with them a sample would read whole tables.
@@ -137,11 +142,10 @@ NOT_SAMPLED = {
 
 
 def test_the_audit_of_a_sample_leaves_out_only_rules_that_need_whole_tables() -> None:
-    audit = body(FILES["audit/audit.sql"], "audit")
-    sample = body(FILES["audit/audit_sample.sql"], "audit_sample")
-    asked, sampled = (set(re.findall(r" from flowfabric\.audit_(\w+)\(", sql)) for sql in (audit, sample))
-    assert asked - sampled == {*NOT_SAMPLED, "log"}
-    assert sampled <= asked
+    assert asked_in("audit/audit_sample.sql", "audit_sample") == {"audit_by_key"}
+    asked = asked_in("audit/audit.sql", "audit")
+    assert asked == {f"audit_{rule}" for rule in NOT_SAMPLED} | {"audit_by_key", "audit_log"}
+    assert not asked & asked_in("audit/audit_by_key.sql", "audit_by_key")
 
 
 def test_the_settings_name_functions_once() -> None:

@@ -15,4 +15,6 @@ class BudgetReset(WokenDuty):
     batch = 20
 
     async def round(self) -> Round:
-        return await self.engine.reset_due_budgets(limit=self.batch)
+        done = await self.engine.reset_due_budgets(limit=self.batch)
+        self.report(done.failed, done.message)
+        return done

@@ -49,6 +49,11 @@ class Duty:
         """Run one round and let the watcher know."""
         return await (proceed() if self.watcher is None else self.watcher.round(self.name, proceed))
 
+    def report(self, failed: int, message: str | None) -> None:
+        """Warn of items that failed alone and are tried again later."""
+        if failed:
+            log.warning("%s: %d postponed, the last because: %s", self.name, failed, message)
+
     async def _whole_round(self) -> Round:
         return Round(handled=await self.run_once())
 

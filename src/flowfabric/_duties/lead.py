@@ -1,6 +1,6 @@
 """Which process runs the duties: one leads them all, and a second one the cascades.
 
-A leader renews its lease while it lives. The others look again when it has passed, so that due work is at most a few
+A leader renews its lease while it lives. The others poll again when it has passed, so that due work is at most a few
 seconds late after a leader's death. Two leaders at a time do no harm.
 """
 
@@ -21,8 +21,8 @@ DUTIES = "duties"
 CASCADES = "cascades"
 _LEASE = timedelta(seconds=3)
 _GIVEN_BACK = timedelta(milliseconds=1)
-_MAX_PAUSE = 5.0  # seconds between looks that fail
-_SPREAD = 0.5  # seconds over which the processes spread their looks
+_MAX_PAUSE = 5.0  # seconds between polls that fail
+_SPREAD = 0.5  # seconds over which the processes spread their polls
 
 
 class Leadership:
@@ -50,7 +50,7 @@ class Leadership:
             await first_of(pause, stopping)
 
     async def _look(self) -> float:
-        """Look once; returns the seconds until the next look."""
+        """Poll once; returns the seconds until the next poll."""
         async with asyncio.timeout(_LEASE.total_seconds()):
             # One process leads one group: the duties if it can, else the cascades.
             wanted = [CASCADES] if self.leads[CASCADES].is_set() else []
@@ -65,7 +65,9 @@ class Leadership:
             self._set(name, event, name in found and found[name].is_ours)
         if any(event.is_set() for event in self.leads.values()):
             return _LEASE.total_seconds() / 3
-        return min(lead.left for lead in found.values()).total_seconds() + random.uniform(0.05, _SPREAD)  # noqa: S311 - spreads them
+        # Of a lease that seems longer the server's clock was set back; its holder renews it in time, or died.
+        left = min(_LEASE, *(lead.left for lead in found.values()))
+        return left.total_seconds() + random.uniform(0.05, _SPREAD)  # noqa: S311 - spreads them
 
     def resign(self) -> None:
         """Lead nothing any more."""

@@ -16,4 +16,5 @@ class LimitOpening(WokenDuty):
 
     async def round(self) -> Round:
         done = await self.engine.unblock_limited(limit=self.batch)
-        return Round(handled=done.promoted, more=done.looked == self.batch)
+        self.report(done.failed, done.message)
+        return Round(handled=done.promoted, failed=done.failed, message=done.message, more=done.looked == self.batch)

@@ -14,4 +14,6 @@ class ReservationEnd(WokenDuty):
     interval = timedelta(seconds=1)
 
     async def round(self) -> Round:
-        return await self.engine.collect_reservations(marked=True)
+        done = await self.engine.collect_reservations(marked=True)
+        self.report(done.failed, done.message)
+        return done

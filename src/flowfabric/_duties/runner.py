@@ -24,7 +24,7 @@ from flowfabric.errors import FlowFabricError
 from flowfabric.values.page import ScannerFilter
 
 log = logging.getLogger("flowfabric.duties")
-_LOOK_ANEW = 300.0  # seconds
+_READ_ALL = 300.0  # seconds
 
 
 class TimerRunner(Duty):
@@ -40,7 +40,7 @@ class TimerRunner(Duty):
         self._duties = duties
         self._pause = 0.0
         self._announced: datetime | None = None
-        self._looked_anew = -math.inf
+        self._read_all_at = -math.inf
 
     async def run_once(self) -> int:
         """Run bounded rounds of each kind that has work until none has more: the backlog of one delays no other."""
@@ -70,10 +70,11 @@ class TimerRunner(Duty):
 
     async def _with_work(self) -> list[WokenDuty]:
         timed = {duty.kind: duty for duty in self._duties if isinstance(duty, TimerDuty)}
-        # Timers that have fired stay in the index as long as an old snapshot anywhere may see them: looks start after
-        # them. A transaction that ended long after its timer was due is found by the rare looks that start anew.
-        if (now := time.monotonic()) - self._looked_anew >= _LOOK_ANEW:
-            self._looked_anew = now
+        # Timers that have fired stay in the index as long as an old snapshot anywhere may see them: polls start after
+        # them. A transaction that ended long after its timer was due is found by the rare ones
+        # that start from the beginning.
+        if (now := time.monotonic()) - self._read_all_at >= _READ_ALL:
+            self._read_all_at = now
             for duty in timed.values():
                 duty.low_water = None
         found = await self.engine.look_for_due(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime, timedelta
 
 from flowfabric._duties.duty import Duty
 from flowfabric.engine.timers import Round, TimerKind
-
-log = logging.getLogger("flowfabric.duties")
 
 
 class WokenDuty(Duty):
@@ -41,8 +38,7 @@ class TimerDuty(WokenDuty):
         done = await self.engine.run_timers(
             self.kind, limit=self.batch, after=self._after or self.low_water, filter=self.filter, backoff=self.backoff
         )
-        if done.failed:
-            log.warning("%s: %d postponed, the last because: %s", self.name, done.failed, done.message)
+        self.report(done.failed, done.message)
         # Timers locked by other transactions stay due; continue after them until the list is done.
         passed_over = done.more and done.handled + done.failed == 0
         self._after = done.last_due_at if passed_over else (self._after if done.more else None)

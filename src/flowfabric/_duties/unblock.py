@@ -1,4 +1,4 @@
-"""Unblock: look again at what keeps waiting executions from a worker, and count what claims were denied."""
+"""Unblock: check again what keeps waiting executions from a worker, and count what claims were denied."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class Unblock(Duty):
         while True:
             done = await self.engine.unblock_limited(limit=self.batch, after=after)
             changed += done.promoted
+            self.report(done.failed, done.message)
             if done.looked < self.batch or done.last is None or self.stopping.is_set():
                 return changed
             after = done.last

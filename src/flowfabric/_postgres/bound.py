@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 
 from flowfabric._postgres.database import Database, failure
+from flowfabric.errors import FlowFabricError
 
 
 class BoundDatabase(Database):
@@ -24,18 +25,23 @@ class BoundDatabase(Database):
         self.outage = database.outage
         self.flow_partitions = database.flow_partitions
         self.is_broken = False  # it cannot commit, or must not
+        self._error: FlowFabricError | None = None  # the first one of the server: whatever follows fails because of it
         self._connection = connection
         self._one_at_a_time = asyncio.Lock()
 
     async def fetch(self, sql: str, args: Sequence[Any], *, repeatable: bool = False) -> list[asyncpg.Record]:
         """Run one statement in the transaction."""
         async with self._one_at_a_time:
+            if self._error is not None:
+                raise self._error
             try:
                 return list(await self._connection.fetch(sql, *args))
             except Exception as error:
                 # An argument that the driver cannot encode does not reach the server.
-                self.is_broken = self.is_broken or type(error) is not asyncpg.DataError
-                raise failure(error, sql, self.target) from error
+                told = failure(error, sql, self.target)
+                if type(error) is not asyncpg.DataError:
+                    self.is_broken, self._error = True, told
+                raise told from error
             except BaseException:
                 self.is_broken = True
                 raise

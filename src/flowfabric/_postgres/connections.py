@@ -33,6 +33,7 @@ class Connections:
         self._idle: list[tuple[float, Connection]] = []  # since when, oldest first
         self._open: set[Connection] = set()
         self._closing = False
+        self._is_closed = False
 
     async def fill(self, size: int) -> None:
         """Open this many connections now, so that the first calls do not wait for them."""
@@ -122,6 +123,8 @@ class Connections:
 
     async def close(self, patience: float = 10.0) -> None:
         """Let open calls end, for a while, then close everything."""
+        if self._is_closed:
+            return
         self._closing = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience):
@@ -133,7 +136,7 @@ class Connections:
 
     def terminate(self) -> None:
         """Close everything immediately."""
-        self._closing = True
+        self._closing = self._is_closed = True
         for connection in self._open:
             connection.terminate()
         self._open.clear()

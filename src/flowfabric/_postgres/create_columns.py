@@ -44,7 +44,7 @@ class Columns:
     ids: list[UUID]
     ids_given: bool = False
     namespaces: list[str] | None = None
-    creators: list[str] | None = None
+    creators: list[str] | None = None  # or one for all
     payloads: Sequence[bytes]
     encodings: list[str | None] | None = None
     priorities: list[int] | None = None
@@ -66,34 +66,39 @@ class Columns:
         if len(self.ids) != 1 or self.ids_given or any(each is not None for each in _options(self)):
             return None
         policy = None if self.policies is None else self.policies[0]
+        creator = None if self.creators is None else self.creators[0]
         (lane,), (kind,), (capabilities,) = self.lanes, self.kinds, self.capabilities
-        return lane, kind, capabilities, self.partitions[0], self.ids[0], self.payloads[0], policy
+        return lane, kind, capabilities, self.partitions[0], self.ids[0], self.payloads[0], policy, creator
 
     @property
     def args(self) -> list[Any]:
         return list(_in_order(self))
 
 
-# Columns that are None when no item sets anything beside lane, kind, payload and policy.
+# Columns that are None when no item sets anything beside lane, kind, payload, policy and creator.
 _options: Callable[[Columns], tuple[Any, ...]] = attrgetter(
-    *(field.name for field in fields(Columns) if field.default is None and field.name not in ("routes", "policies"))
+    *(
+        field.name
+        for field in fields(Columns)
+        if field.default is None and field.name not in ("routes", "policies", "creators")
+    )
 )
 _in_order: Callable[[Columns], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(Columns)))
 
 
-# The fields of an item beside lane, kind, payload and policy. If no item sets any of it, every optional column is null,
-# and `create_executions` treats the call as a plain one.
+# The fields of an item beside lane, kind, payload, policy and creator. If no item sets any of it, every optional column
+# is null, and `create_executions` treats the call as a plain one.
 _OPTIONAL = {
     field.name: field.default
     for field in msgspec.structs.fields(NewExecution)
-    if field.name not in ("execution_kind", "lane_id", "input_payload", "policy")
+    if field.name not in ("execution_kind", "lane_id", "input_payload", "policy", "creator_identity")
 }
 _optional: Callable[[NewExecution], tuple[Any, ...]] = attrgetter(*_OPTIONAL)
 _NOTHING_GIVEN = tuple(_OPTIONAL.values())
 
 
 def is_plain(item: NewExecution) -> bool:
-    """Whether an item sets only kind, lane, payload and policy: the common case, without checks per item."""
+    """Whether an item sets only kind, lane, payload, policy and creator: the common case, without checks per item."""
     return (
         type(item) is NewExecution
         and type(item.input_payload) is bytes
@@ -103,6 +108,8 @@ def is_plain(item: NewExecution) -> bool:
         and (item.policy is None or (type(item.policy) is FrozenPolicy and item.policy.derived == _NOTHING))
         and type(item.lane_id) is str
         and type(item.execution_kind) is str
+        and type(item.creator_identity) is str
+        and (not item.creator_identity or _is_name(item.creator_identity))
         and _is_route(item.lane_id, item.execution_kind)
     )
 
@@ -111,6 +118,14 @@ def is_plain(item: NewExecution) -> bool:
 def _is_route(lane: str, kind: str) -> bool:
     try:
         return bool(check_lane(lane) and isinstance(check_text(kind, "execution_kind"), str))
+    except InvalidInput:
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _is_name(creator: str) -> bool:
+    try:
+        return bool(check_text(creator, "creator_identity"))
     except InvalidInput:
         return False
 
@@ -136,7 +151,7 @@ def _mint_together(number: int, partitions: int | None, home: int | None = None)
         home = any_partition(count)
     minted = mint_many(number, home, count)
     homes = [home] * number if partitions is not None else [int.from_bytes(one[-2:], "big") for one in minted]
-    return homes, list(map(pgproto.UUID, minted))  # made in C; UUIDs to everybody else
+    return homes, list(map(pgproto.UUID, minted))  # made in C; UUIDs to all other code
 
 
 def plain_columns(items: Sequence[NewExecution], partitions: int | None, home: int | None = None) -> Columns:
@@ -144,6 +159,9 @@ def plain_columns(items: Sequence[NewExecution], partitions: int | None, home: i
     numbers = [routes.setdefault((item.lane_id, item.execution_kind), len(routes) + 1) for item in items]
     homes, ids = _mint_together(len(items), partitions, home)
     policy = items[0].policy if items else None
+    creators = [item.creator_identity for item in items]
+    if creators and creators.count(creators[0]) == len(creators):
+        del creators[1:]
     return Columns(
         lanes=[lane for lane, _ in routes],
         kinds=[kind for _, kind in routes],
@@ -151,6 +169,7 @@ def plain_columns(items: Sequence[NewExecution], partitions: int | None, home: i
         routes=numbers if len(routes) > 1 else None,
         partitions=homes,
         ids=ids,
+        creators=creators if any(creators) else None,
         payloads=[item.input_payload for item in items],
         policies=[policy.text] if type(policy) is FrozenPolicy else None,
     )

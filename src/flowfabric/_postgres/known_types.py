@@ -1,7 +1,7 @@
 """A connection that knows the array types of Postgres.
 
 The driver asks each new connection what each array type consists of, with a query that takes longer than most of our
-calls. Built-in types are the same in every database, so one answer serves all connections of the process.
+calls. Built-in types are the same in every database, so one query serves all connections of the process.
 """
 
 from __future__ import annotations

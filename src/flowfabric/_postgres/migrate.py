@@ -29,7 +29,7 @@ from flowfabric.errors import ConnectionFailed, InvalidInput
 _LOCK = 708_300
 _STEP = re.compile(r"^(\d{4})_([a-z0-9_]+)\.sql$")
 _CREATE = re.compile(r"^create or replace function flowfabric\.(\w+)", re.MULTILINE)
-# A step that waits for a lock makes everybody else wait behind it.
+# A step that waits for a lock makes all other calls wait behind it.
 _LOCK_TIMEOUT = "500ms"
 _PATIENCE = 60.0
 
@@ -159,7 +159,7 @@ async def _migrate(
     await connection.execute("set local client_min_messages = warning; set local search_path = pg_catalog")
     await connection.execute("create schema if not exists flowfabric")
     await connection.execute(_OWN_TABLES)
-    # Not an advisory lock: everybody who can connect can take those.
+    # Not an advisory lock: every role that can connect can take those.
     await connection.execute("lock table flowfabric.build in share row exclusive mode")
     version = await _recorded_version(connection)
     before = await _recorded_build(connection)
@@ -192,7 +192,7 @@ async def _replace_functions(connection: asyncpg.Connection[Any], before: Build 
             async with contextlib.nullcontext() if is_same else connection.transaction():
                 await connection.execute(sql)
         except asyncpg.InvalidFunctionDefinitionError as error:
-            # It returns something else now, or names its arguments otherwise: it can only be made anew.
+            # It returns something else now, or names its arguments otherwise: it must be dropped and created.
             if before is not None and before.version != THIS.version and THIS.serves(before):
                 raise ValueError(
                     f"{path} replaces a function that processes of version {before.version} call"

@@ -126,7 +126,7 @@ def read_nodes(placeholder: str) -> str:
 # Executions
 
 CREATE_EXECUTIONS = create_executions()
-CREATE_ONE = _rows("create_one", 7, _CREATED)
+CREATE_ONE = _rows("create_one", 8, _CREATED)
 STANDING_EXECUTIONS = standing_executions()
 COMPLETE = _rows("complete", 8, VERDICT)
 COMPLETE_AS_OPERATOR = _rows("complete_as_operator", 4, VERDICT)
@@ -219,8 +219,8 @@ READ_BUDGETS = _rows("read_budgets", 1, _BUDGET)
 LIST_BUDGETS = _rows("list_budgets", 7, _BUDGET)
 FIND_BUDGETS = _rows("find_budgets", 1, "name, id")
 RESET_BUDGET = _rows("reset_budget", 1, "code, next_reset_at")
-RESET_DUE_BUDGETS = _rows("reset_due_budgets", 1, "handled, more")
-COLLECT_ENDED = _rows("collect_ended", 2, "handled, more")
+RESET_DUE_BUDGETS = _rows("reset_due_budgets", 1, "handled, failed, message, more")
+COLLECT_ENDED = _rows("collect_ended", 2, "handled, failed, message, more")
 RECONCILE_BUDGETS = _rows("reconcile_budgets", 2, "corrected, wrong, message, last_id")
 RELEASE_BUDGET = _value("release_budget", 2, "released")
 LIST_SPEND = _rows("list_spend", 6, "execution_id, generation, dimension, amount, recorded_at")
@@ -376,7 +376,7 @@ DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
 
 # Limits and quotas
 
-UNBLOCK_LIMITED = _rows("unblock_limited", 3, "promoted, looked, last_limit, last_key")
+UNBLOCK_LIMITED = _rows("unblock_limited", 3, "promoted, looked, failed, message, last_limit, last_key")
 CREATE_QUOTA_POLICY = _value("create_quota_policy", 7, "code")
 UPDATE_QUOTA_POLICY = _value("update_quota_policy", 6, "code")
 LIST_QUOTA_POLICIES = _rows(

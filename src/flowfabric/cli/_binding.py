@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowfabric.cli import _completion, _output
-from flowfabric.cli._options import parse_pair
-from flowfabric.cli._program import NO
+from flowfabric.cli._database import ask
+from flowfabric.cli._options import Dsn, Json, parse_pair
+from flowfabric.cli._program import NO, exit_with
 from flowfabric.values.binding import Bind
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from uuid import UUID
 
     from flowfabric.engine import Engine
     from flowfabric.values.binding import Binding
 
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Its name.", autocompletion=_completion.limit_of_group, show_default=False)
+]
 Lane = Annotated[
     str | None,
     typer.Option(
@@ -39,32 +44,61 @@ Flow = Annotated[
 _SHOWN = 1000
 
 
-def scope(lane: str | None, kind: str | None, namespace: str | None, tag: str | None, flow: str | None) -> Bind:
-    """The scope that options describe."""
+def add_commands(app: typer.Typer, noun: str, find: Callable[[Engine, str], Awaitable[UUID]]) -> None:
+    """Add `bind` and `unbind` to the commands of a limit; `find` returns the limit of a name."""
+
+    @app.command(help=f"Give the {noun} to all that is submitted from now on with everything that the options say.")
+    def bind(
+        name: Name,
+        lane: Lane = None,
+        kind: Kind = None,
+        namespace: Namespace = None,
+        tag: Tag = None,
+        flow: Flow = None,
+        json: Json = False,
+        dsn: Dsn = None,
+    ) -> None:
+        where = _scope(lane, kind, namespace, tag, flow)
+
+        async def work(engine: Engine) -> None:
+            is_new = await engine.bind_limit(await find(engine, name), where)
+            words = "is bound to" if is_new else "was already bound to"
+            if json:
+                _output.document({"name": name, "bind": where, "is_new": is_new})
+            else:
+                _output.say(f"{_output.printable(name)} {words} {_output.printable(str(where))}")
+
+        ask(dsn, work)
+
+    @app.command(help=f"Remove a binding with exactly these options. What was submitted keeps the {noun}.")
+    def unbind(
+        name: Name,
+        lane: Lane = None,
+        kind: Kind = None,
+        namespace: Namespace = None,
+        tag: Tag = None,
+        flow: Flow = None,
+        json: Json = False,
+        dsn: Dsn = None,
+    ) -> None:
+        where = _scope(lane, kind, namespace, tag, flow)
+
+        async def work(engine: Engine) -> int:
+            existed = await engine.unbind_limit(await find(engine, name), where)
+            if json:
+                _output.document({"name": name, "bind": where, "existed": existed})
+            elif existed:
+                _output.say(f"{_output.printable(name)} is no longer bound to {_output.printable(str(where))}")
+            else:
+                _output.note(f"{_output.printable(name)} is not bound to {_output.printable(str(where))}")
+            return 0 if existed else NO
+
+        exit_with(ask(dsn, work))
+
+
+def _scope(lane: str | None, kind: str | None, namespace: str | None, tag: str | None, flow: str | None) -> Bind:
     pair = None if tag is None else parse_pair(tag, "--tag")
     return Bind(lane=lane, kind=kind, namespace=namespace, tag=pair, flow=flow)
-
-
-async def bind(engine: Engine, limit_id: UUID, name: str, where: Bind, *, as_json: bool) -> None:
-    """Bind a limit and say so."""
-    is_new = await engine.bind_limit(limit_id, where)
-    if as_json:
-        _output.document({"name": name, "bind": where, "is_new": is_new})
-    else:
-        words = "is bound to" if is_new else "was already bound to"
-        _output.say(f"{_output.printable(name)} {words} {_output.printable(str(where))}")
-
-
-async def unbind(engine: Engine, limit_id: UUID, name: str, where: Bind, *, as_json: bool) -> int:
-    """Remove a binding and say so; fails if there is none."""
-    existed = await engine.unbind_limit(limit_id, where)
-    if as_json:
-        _output.document({"name": name, "bind": where, "existed": existed})
-    elif existed:
-        _output.say(f"{_output.printable(name)} is no longer bound to {_output.printable(str(where))}")
-    else:
-        _output.note(f"{_output.printable(name)} is not bound to {_output.printable(str(where))}")
-    return 0 if existed else NO
 
 
 async def bindings(engine: Engine, limit_id: UUID) -> list[Binding]:

@@ -61,6 +61,11 @@ def limits(ctx: Any, incomplete: str) -> list[str]:
     return [*budgets(ctx, incomplete), *quotas(ctx, incomplete)]
 
 
+def limit_of_group(ctx: Any, incomplete: str) -> list[str]:
+    """Budgets in `flowfabric budgets`, quotas in `flowfabric quotas`."""
+    return (quotas if ctx.parent.info_name == "quotas" else budgets)(ctx, incomplete)
+
+
 def workers(ctx: Any, incomplete: str) -> list[str]:
     """Live workers whose instance ids begin with the text."""
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import difflib
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
@@ -14,10 +14,10 @@ from uuid import UUID
 
 from flowfabric import settings
 from flowfabric.cli._output import note, printable, when
-from flowfabric.cli._pages import everything
 from flowfabric.errors import ConnectionFailed, InvalidInput, NotFound
-from flowfabric.values.found import What
+from flowfabric.values.found import FoundId, What
 from flowfabric.values.ids import ExecutionId, FlowId, id_digits
+from flowfabric.values.page import everything
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
@@ -145,14 +145,23 @@ def split_password(dsn: str) -> tuple[str, str | None]:
     return bare, in_query if in_query is not None else unquote(in_netloc) if colon else None
 
 
-async def resolve(engine: Engine, text: str) -> ExecutionId:
+async def resolve(engine: Engine, text: str, field: str = "ID") -> ExecutionId:
     """The execution that an id names, or a unique end or beginning of one. A whole id is not looked up."""
-    return ExecutionId(await _named(engine, text, "execution"))
+    return ExecutionId(await _named(engine, text, "execution", field))
 
 
-async def resolve_flow(engine: Engine, text: str) -> FlowId:
+async def resolve_flow(engine: Engine, text: str, field: str = "ID") -> FlowId:
     """The flow that an id names, or a unique end or beginning of one. `NotFound` suggests similar ones."""
-    return FlowId(await _named(engine, text, "flow"))
+    return FlowId(await _named(engine, text, "flow", field))
+
+
+async def resolve_owner(engine: Engine, text: str) -> UUID | None:
+    """The execution or flow that an id, or a unique part of one, names; None for a text that names none."""
+    try:
+        digits = id_digits(text, "ID")
+    except InvalidInput:
+        return None
+    return _only(await engine.find_id(digits, limit=_CANDIDATES + 1), digits, "id", "NAME")
 
 
 async def missing(engine: Engine, execution_id: ExecutionId) -> NotFound:
@@ -160,20 +169,26 @@ async def missing(engine: Engine, execution_id: ExecutionId) -> NotFound:
     return await _not_found(engine, str(execution_id), "execution")
 
 
-async def _named(engine: Engine, text: str, what: What) -> UUID:
-    digits = id_digits(text, "ID")
+async def _named(engine: Engine, text: str, what: What, field: str) -> UUID:
+    digits = id_digits(text, field)
     if len(digits) == _WHOLE and what == "execution":
         return UUID(digits)
     found = await engine.find_id(digits, what=what, limit=_CANDIDATES + 1)
-    if not found:
+    only = _only(found, digits, what, field)
+    if only is None:
         raise await _not_found(engine, digits, what)
+    return only
+
+
+def _only(found: Sequence[FoundId], digits: str, what: str, field: str) -> UUID | None:
+    """The only one that was found; several are listed and refused."""
     if len(found) > 1:
         for one in found[:_CANDIDATES]:
             note(f"{one.id}  {printable(one.kind)}  {one.state}  {when(one.created_at)}")
         more = "more than " if len(found) > _CANDIDATES else ""
         count = min(len(found), _CANDIDATES)
-        raise InvalidInput(f"{more}{count} {what}s end or begin with {digits}", field="ID", allowed="more of the id")
-    return found[0].id
+        raise InvalidInput(f"{more}{count} {what}s end or begin with {digits}", field=field, allowed="more of the id")
+    return found[0].id if found else None
 
 
 async def _not_found(engine: Engine, named: str, what: What) -> NotFound:
@@ -193,6 +208,12 @@ def near(word: str, known: Iterable[str]) -> str:
     """`did you mean ...?` with the known words most like this one, or an empty text."""
     found = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
     return f"did you mean {printable(' or '.join(found))}?" if found else ""
+
+
+def no_such(what: str, name: str, known: Sequence[str], *, none: str = "there are none") -> NotFound:
+    """The refusal of an unknown name: suggests similar ones, or lists the first that exist."""
+    hint = near(name, known) or (f"there are {', '.join(known[:10])}" if known else none)
+    return NotFound(what, printable(name), detail=hint)
 
 
 async def lane_names(engine: Engine) -> list[str]:

@@ -30,7 +30,7 @@ def parse_interval(text: str) -> float:
 
 
 async def live(engine: Engine, draw: Callable[[], Awaitable[Any]], pause: float) -> NoReturn:
-    """Fill the terminal with a picture, drawn anew after each pause, until Ctrl-C.
+    """Fill the terminal with a picture, drawn again after each pause, until Ctrl-C.
 
     If the database does not answer, the last picture stays, and the first line says so.
     """

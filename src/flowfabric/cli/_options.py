@@ -26,6 +26,12 @@ Wide = Annotated[
     bool, typer.Option("--wide", help="Print whole ids, names and times and all columns, also on a narrow terminal.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+# For processes that another process of ours starts.
+Parent = Annotated[int | None, typer.Option("--parent", hidden=True, help="Stop when this process has exited.")]
+OfEnvironment = Annotated[
+    bool,
+    typer.Option("--dsn-of-environment", hidden=True, help="FLOWFABRIC_DSN takes precedence over the app's address."),
+]
 Id = Annotated[
     str,
     typer.Argument(metavar="ID", help="The execution: its id, or a unique end or beginning of it.", show_default=False),
@@ -83,11 +89,11 @@ def parse_moment(text: str, field: str) -> datetime:
             raise InvalidInput(f"got {text!r}", field=field, allowed=_MOMENT) from None
 
 
-def parse_pair(text: str, field: str) -> tuple[str, str]:
+def parse_pair(text: str, field: str, allowed: str = "KEY=VALUE") -> tuple[str, str]:
     """KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise InvalidInput(f"got {text!r}", field=field, allowed="KEY=VALUE")
+        raise InvalidInput(f"got {text!r}", field=field, allowed=allowed)
     return key, value
 
 

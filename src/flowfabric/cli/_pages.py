@@ -1,4 +1,4 @@
-"""Lists that the engine returns in pages: their options, and the loops that read them."""
+"""Lists that the engine returns in pages: their options, and the loop that reads the first items."""
 
 from __future__ import annotations
 
@@ -36,15 +36,3 @@ async def up_to(
         cursor = page.next_cursor
         if cursor is None or len(found) >= limit:
             return found, cursor
-
-
-async def everything(fetch: Callable[[_C | None, int], Awaitable[Page[_T, _C]]]) -> list[_T]:
-    """All items of a list."""
-    found: list[_T] = []
-    cursor: _C | None = None
-    while True:
-        page = await fetch(cursor, PAGE)
-        found += page.items
-        if page.next_cursor is None:
-            return found
-        cursor = page.next_cursor

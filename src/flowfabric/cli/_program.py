@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from flowfabric._secrets import redact
+from flowfabric.cli._options import Dsn, Json, Wide
 from flowfabric.cli._output import printable
 from flowfabric.errors import (
     Conflict,
@@ -44,6 +46,8 @@ _SENTENCES = {
 # Refusals by the engine. Other errors mean that the engine was not reached, or not asked.
 _REFUSALS = (NotFound, StateError, Contention, Conflict)
 
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
 
 class Group(TyperGroup):
     """A group whose help lists its commands with their whole first sentence, not with the beginning of it."""
@@ -73,6 +77,20 @@ class Program(Group):
             raise typer.Exit(CANNOT) from None
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+
+
+def default_of(group: typer.Typer) -> Callable[[_Command], _Command]:
+    """Make a command that takes --wide, --json and --dsn run when its group is called without a command."""
+
+    def add(command: _Command) -> _Command:
+        @group.callback()
+        def _run(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
+            if ctx.invoked_subcommand is None:
+                command(wide=wide, json=json, dsn=dsn)
+
+        return command
+
+    return add
 
 
 def tell(error: FlowFabricError) -> int:
@@ -107,6 +125,12 @@ def complain(words: str) -> int:
 
 def _line(words: str) -> str:
     return f"flowfabric: {' '.join(printable(redact(words)).split())}"
+
+
+def exit_with(code: int) -> None:
+    """End the command with this exit code; 0 continues."""
+    if code:
+        raise typer.Exit(code)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -11,10 +11,10 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import ask
 from flowfabric.cli._options import Dsn, Json, Wide, Yes, parse_duration, parse_time
 from flowfabric.cli._output import Column
-from flowfabric.cli._pages import everything
-from flowfabric.cli._program import Group, confirm
+from flowfabric.cli._program import Group, confirm, default_of
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.api_key import Scope
+from flowfabric.values.page import everything
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -29,14 +29,8 @@ app = typer.Typer(
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key: its id or its name.", show_default=False)]
 
 
-@app.callback()
-def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Create, list, rotate and revoke the keys of the server's callers. Without a command: ls."""
-    if ctx.invoked_subcommand is None:
-        ls(wide=wide, json=json, dsn=dsn)
-
-
 @app.command()
+@default_of(app)
 def ls(
     show_all: Annotated[bool, typer.Option("--all", help="Also keys that were revoked or have expired.")] = False,
     wide: Wide = False,

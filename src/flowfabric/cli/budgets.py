@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowfabric.cli import _binding, _completion, _output
-from flowfabric.cli._database import ask, near, resolve
+from flowfabric.cli._database import ask, no_such, resolve, resolve_owner
 from flowfabric.cli._live import Interval, live, parse_interval
 from flowfabric.cli._options import Dsn, Json, Wide, parse_duration, parse_pair
 from flowfabric.cli._output import Column
-from flowfabric.cli._pages import everything
-from flowfabric.cli._program import NO, Group
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.cli._program import NO, Group, exit_with
+from flowfabric.cli._waiting import client_of
+from flowfabric.errors import InvalidInput
+from flowfabric.values.page import everything
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from uuid import UUID
 
-    from flowfabric.client import AsyncClient
     from flowfabric.engine import Engine
     from flowfabric.values.budget import BudgetStatus
 
@@ -56,6 +57,8 @@ ModeOption = Annotated[
     typer.Option("--mode", metavar="MODE", help="strict, or warn: limits stop nothing.", show_default=False),
 ]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Refresh the list until interrupted.")]
+Exhausted = Annotated[bool, typer.Option("--exhausted", help="Only those whose limit is reached.")]
+Runs = Annotated[bool, typer.Option("--runs", help="Also the budgets of single runs and flows.")]
 _BAR = 16
 _LEDGER = 50
 _HELD = 10
@@ -64,6 +67,8 @@ _HELD = 10
 @app.callback()
 def _default(
     ctx: typer.Context,
+    exhausted: Exhausted = False,
+    runs: Runs = False,
     watch: Watch = False,
     interval: Interval = "1s",
     wide: Wide = False,
@@ -72,7 +77,7 @@ def _default(
 ) -> None:
     """Show budgets; create, raise, set, bind or reset them. Without a command: list."""
     if ctx.invoked_subcommand is None:
-        list_(watch=watch, interval=interval, wide=wide, json=json, dsn=dsn)
+        list_(exhausted=exhausted, runs=runs, watch=watch, interval=interval, wide=wide, json=json, dsn=dsn)
 
 
 @app.command("list")
@@ -80,8 +85,8 @@ def list_(
     prefix: Annotated[
         str, typer.Argument(metavar="[PREFIX]", help="Only names that begin with this.", show_default=False)
     ] = "",
-    exhausted: Annotated[bool, typer.Option("--exhausted", help="Only those whose limit is reached.")] = False,
-    runs: Annotated[bool, typer.Option("--runs", help="Also the budgets of single runs and flows.")] = False,
+    exhausted: Exhausted = False,
+    runs: Runs = False,
     watch: Watch = False,
     interval: Interval = "1s",
     wide: Wide = False,
@@ -278,7 +283,7 @@ def create(
             _output.note(f"there is a budget {_output.printable(name)} already; `flowfabric budgets set` changes it")
         return 0 if is_new else NO
 
-    _exit(ask(dsn, work))
+    exit_with(ask(dsn, work))
 
 
 @app.command("raise")
@@ -319,47 +324,6 @@ def set_(
         _say(one, _limits(one, {**limits[0], **limits[1]}), as_json=json)
 
     ask(dsn, work)
-
-
-@app.command()
-def bind(
-    name: Name,
-    lane: _binding.Lane = None,
-    kind: _binding.Kind = None,
-    namespace: _binding.Namespace = None,
-    tag: _binding.Tag = None,
-    flow: _binding.Flow = None,
-    json: Json = False,
-    dsn: Dsn = None,
-) -> None:
-    """Give the budget to all that is submitted from now on with everything that the options say."""
-    where = _binding.scope(lane, kind, namespace, tag, flow)
-
-    async def work(engine: Engine) -> None:
-        await _binding.bind(engine, (await find(engine, name)).budget_id, name, where, as_json=json)
-
-    ask(dsn, work)
-
-
-@app.command()
-def unbind(
-    name: Name,
-    lane: _binding.Lane = None,
-    kind: _binding.Kind = None,
-    namespace: _binding.Namespace = None,
-    tag: _binding.Tag = None,
-    flow: _binding.Flow = None,
-    json: Json = False,
-    dsn: Dsn = None,
-) -> None:
-    """Remove a binding with exactly these options. What was submitted keeps the budget."""
-    where = _binding.scope(lane, kind, namespace, tag, flow)
-
-    async def work(engine: Engine) -> int:
-        return await _binding.unbind(engine, (await find(engine, name)).budget_id, name, where, as_json=json)
-
-    if code := ask(dsn, work):
-        raise typer.Exit(code)
 
 
 @app.command()
@@ -420,31 +384,25 @@ def spend(
         _say(await engine.get_budget_status(one.budget_id), words, as_json=json)
         return code
 
-    _exit(ask(dsn, work))
+    exit_with(ask(dsn, work))
 
 
 async def find(engine: Engine, name: str) -> BudgetStatus:
-    """The budget of this name, or the budget of a run by its id; `NotFound` suggests similar names."""
+    """The budget of this name, or of the run or flow with this id or part of one; `NotFound` suggests similar names."""
     found = await engine.find_budgets([name])
-    if name in found:
-        return await engine.get_budget_status(found[name])
+    if name not in found and (owner := await resolve_owner(engine, name)) is not None:
+        found = await engine.find_budgets([str(owner)])
+    for budget_id in found.values():
+        return await engine.get_budget_status(budget_id)
     known = [one.name for one in (await engine.list_budgets(limit=1000)).items if one.owner_id is None]
-    hint = near(name, known) or (f"there are {', '.join(known[:10])}" if known else "there are none yet")
-    raise NotFound("budget", _output.printable(name), detail=hint)
-
-
-def client_of(engine: Engine) -> AsyncClient:
-    """A client without an app."""
-    from flowfabric.cli import _waiting  # noqa: PLC0415
-
-    return _waiting.client_of(engine)
+    raise no_such("budget", name, known, none="there are none yet")
 
 
 def parse_amounts(texts: Sequence[str], field: str, *, signed: bool = False) -> dict[str, int]:
     """Amounts by dimension from texts like tokens=50000; underscores may group digits."""
     found: dict[str, int] = {}
     for text in texts:
-        name, amount = parse_pair(text, field)
+        name, amount = parse_pair(text, field, "DIMENSION=AMOUNT, such as tokens=50000")
         digits = amount.removeprefix("+").removeprefix("-").replace("_", "")
         if not digits.isdecimal() or not digits.isascii() or (amount.startswith("-") and not signed):
             allowed = "an integer" if signed else "an integer from 0"
@@ -473,6 +431,8 @@ def _say(one: BudgetStatus, words: str, *, as_json: bool) -> None:
         _output.say(words)
 
 
-def _exit(code: int) -> None:
-    if code:
-        raise typer.Exit(code)
+async def _id(engine: Engine, name: str) -> UUID:
+    return (await find(engine, name)).budget_id
+
+
+_binding.add_commands(app, "budget", _id)

@@ -11,8 +11,7 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import ask
 from flowfabric.cli._options import Dsn, Json, Wide, Yes, parse_moment
 from flowfabric.cli._output import Column
-from flowfabric.cli._program import Group, confirm
-from flowfabric.contracts import json_form
+from flowfabric.cli._program import Group, confirm, default_of
 from flowfabric.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
@@ -25,21 +24,15 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the consumer.", show_default=False)]
 
 
-@app.callback()
-def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Show durable consumers of the event log; move or delete one. Without a command: list."""
-    if ctx.invoked_subcommand is None:
-        list_(wide=wide, json=json, dsn=dsn)
-
-
 @app.command("list")
+@default_of(app)
 def list_(wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """List the consumers: their cursor, how many events follow, for how long they wait, which process works."""
 
     async def work(engine: Engine) -> None:
         found = await engine.list_consumers()
         if json:
-            _output.document({"consumers": [{**json_form.to_json(one), "cursor": str(one.cursor)} for one in found]})
+            _output.document({"consumers": found})
             return
         if not found:
             _output.note("there is no consumer; `ff.Consumer(name)` makes one")
@@ -101,7 +94,12 @@ def set_(
             try:
                 cursor = EventCursor.parse(to)
             except InvalidInput:
-                cursor = await engine.seek_events(parse_moment(to, "--to"))
+                try:
+                    moment = parse_moment(to, "--to")
+                except InvalidInput as error:
+                    allowed = f"a cursor, start, end, {error.allowed}"
+                    raise InvalidInput(error.problem, field="--to", allowed=allowed) from None
+                cursor = await engine.seek_events(moment)
         confirm(f"move {_output.printable(name)} to {to}?", yes=yes)
         await engine.set_consumer(name, cursor)
         found = next(one for one in await engine.list_consumers() if one.name == name)
@@ -115,7 +113,7 @@ def set_(
 
 @app.command()
 def delete(name: Name, yes: Yes = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Delete a consumer and its cursor; if it runs again it begins anew."""
+    """Delete a consumer and its cursor; if it runs again it starts over."""
 
     async def work(engine: Engine) -> None:
         if name not in {one.name for one in await engine.list_consumers()}:

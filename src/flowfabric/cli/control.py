@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowfabric.cli import _bulk, _output
-from flowfabric.cli._database import ask, missing, resolve
+from flowfabric.cli._database import ask, missing, near, resolve
 from flowfabric.cli._filters import Filter, filtered
+from flowfabric.cli._loading import load_app
 from flowfabric.cli._options import Dsn, Id, Ids, Json, Yes, login_name
 from flowfabric.cli._pages import PAGE
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.errors import InvalidInput, NotFound, Unavailable
 from flowfabric.values.lease import Operator
 
 if TYPE_CHECKING:
+    from flowfabric.app.app import App
     from flowfabric.engine import Engine
     from flowfabric.values.child import Child
     from flowfabric.values.ids import ExecutionId
@@ -194,49 +196,103 @@ def fork(
             show_default=False,
         ),
     ] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="PKG.MOD:APP",
+            help="Check --payload with the task of this app, and write it with the app's codecs.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Start a new execution that has the steps recorded before one, and does the rest anew.
+    """Start a new execution that has the steps recorded before one, and runs the rest.
 
-    The other one is not changed. Results of children are kept; waits are asked again.
+    The other one is not changed. Results of children are kept; waits are asked again. Without --app, --payload replaces
+    only arguments that the execution was submitted with: others are known to the code of the task alone.
     """
+    if before is None and use > 1:
+        raise InvalidInput("without --before", field="--use", allowed="together with --before")
+    step = None if before is None else before + (f" #{use}" if use > 1 else "")
+    loaded = None if app is None else load_app(app)
+    if loaded is not None and loaded.codecs.binds:
+        raise Unavailable("fork", "the app's codecs bind recorded steps to their execution")
 
     async def work(engine: Engine) -> None:
         target = await resolve(engine, execution)
+        sealed: tuple[bytes | None, str | None] = (None, None)
         try:
+            if payload is not None:
+                sealed = await _replaced(engine, target, _object(payload), loaded)
             made = await engine.fork_execution(
                 target,
                 before_step=None if before is None else (before, use - 1),
-                payload=None if payload is None else await _replaced(engine, target, _object(payload)),
+                payload=sealed[0],
+                payload_encoding=sealed[1],
                 creator_identity=login_name() or "",
             )
         except NotFound:
             raise await missing(engine, target) from None
+        except InvalidInput as error:
+            if error.field != "before_step":
+                raise
+            raise InvalidInput(error.problem, field="--before", allowed=error.allowed) from None
         if json:
-            _output.document({"execution_id": made, "forked_from": target, "forked_before": before})
+            _output.document({"execution_id": made, "forked_from": target, "forked_before": step})
         else:
-            step = "" if before is None else f" before {before}" + (f" #{use}" if use > 1 else "")
-            _output.say(f"{made} forks {target}{step}")
+            _output.say(f"{made} forks {target}" + ("" if step is None else f" before {step}"))
 
     ask(dsn, work)
 
 
-async def _replaced(engine: Engine, target: ExecutionId, given: dict[str, Any]) -> bytes:
-    """The arguments of an execution with some replaced. Those that cannot be read here have to be given."""
+async def _replaced(
+    engine: Engine, target: ExecutionId, given: dict[str, Any], app: App | None
+) -> tuple[bytes, str | None]:
+    """The arguments of an execution with some replaced, and their encoding."""
     import msgspec  # noqa: PLC0415
 
     try:
         context = await engine.read_execution_context(target)
     except InvalidInput:
         raise NotFound("execution", target) from None
+    stored, encoding = context.input_payload, context.payload_encoding
+    if app is not None:
+        stored, encoding = app.codecs.open(stored, encoding, target), None
     known: Any = {}
-    if context.payload_encoding is None and context.input_payload:
+    if encoding is None and stored:
         with contextlib.suppress(msgspec.DecodeError):
-            known = msgspec.json.decode(context.input_payload)
-    if not isinstance(known, dict) or known.keys() == {"given", "wanted"}:  # results of other nodes of a flow
+            known = msgspec.json.decode(stored)
+    is_known = encoding is None and isinstance(known, dict) and known.keys() != {"given", "wanted"}
+    if not is_known:  # encoded, or results of other nodes of a flow
         known = {}
-    return msgspec.json.encode({**known, **given})
+    data = msgspec.json.encode({**known, **given})
+    if app is None:
+        for name in given.keys() - known.keys():
+            raise _unknown(name, known, is_known=is_known)
+        return data, None
+    task = app.find_task(context.execution_kind)
+    if task is None:
+        raise InvalidInput(f"the app has no task {context.execution_kind}", field="--app", allowed="its app")
+    from flowfabric.contracts.codecs import CannotDecode  # noqa: PLC0415
+
+    try:
+        task.signature.decode(data)
+    except CannotDecode as error:
+        raise InvalidInput(str(error), field="--payload", allowed="arguments that fit the task") from None
+    return app.codecs.seal(data, None)
+
+
+def _unknown(name: str, known: Iterable[str], *, is_known: bool) -> InvalidInput:
+    """Without the app nothing says whether the task has an argument of this name."""
+    if not is_known:
+        problem = "the arguments of this execution can be read with its app only"
+        return InvalidInput(problem, field="--payload", allowed="together with --app")
+    hint = near(name, known)
+    problem = f"the execution was submitted without {_output.printable(name)}" + (f"; {hint}" if hint else "")
+    names = ", ".join(sorted(known))
+    return InvalidInput(problem, field="--payload", allowed=f"{names}, or others with --app" if names else "--app too")
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from flowfabric._secrets import redact
 from flowfabric.cli import _output
 from flowfabric.cli._database import address, embedded, is_embedded, split_password
 from flowfabric.cli._options import Dsn, Json, Yes
-from flowfabric.cli._program import CANNOT, NO, Group, confirm, show_help
+from flowfabric.cli._program import CANNOT, NO, Group, confirm, exit_with, show_help
 from flowfabric.errors import ConnectionFailed, InvalidInput
 
 app = typer.Typer(cls=Group, invoke_without_command=True)
@@ -70,8 +70,7 @@ def psql(ctx: typer.Context, dsn: Dsn = None) -> None:
             code = subprocess.run(command, env=environment, check=False).returncode
         finally:
             signal.signal(signal.SIGINT, before)
-    if code:
-        raise typer.Exit(code)
+    exit_with(code)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import platform
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,14 +13,16 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import address, embedded, is_embedded
 from flowfabric.cli._options import Dsn, Json
 from flowfabric.cli._output import Column
-from flowfabric.cli._program import CANNOT, NO
+from flowfabric.cli._program import CANNOT, NO, exit_with
 from flowfabric.errors import ConnectionFailed, FlowFabricError
 from flowfabric.values.durations import counted
+from flowfabric.values.ids import BudgetId
 
 if TYPE_CHECKING:
     from flowfabric._postgres.diagnosis import Finding
 
 _EXAMINED = 500  # executions that wait for a worker: the newest
+_HOLDING = 100  # budgets that hold executions back
 
 
 def doctor(
@@ -52,8 +55,7 @@ def doctor(
                 (one.check, one.verdict, f"{one.detail}. {one.advice}" if one.advice else one.detail) for one in found
             ]
             _output.table(["CHECK", "VERDICT", Column("FOUND, AND WHAT TO DO", folds=True)], cells)
-    if code:
-        raise typer.Exit(code)
+    exit_with(code)
 
 
 def _examine(dsn: str | None, found: list[Finding]) -> None:
@@ -92,13 +94,12 @@ async def _limits(dsn: str) -> list[Finding]:
             budgets = [one for one in (await engine.list_budgets(limit=1000)).items if one.owner_id is None]
             counts = await engine.count_held()
             never = []
-            for one in {each.limit_id: each for each in counts if each.what == "budget"}.values():
-                status = next((each for each in budgets if each.budget_id == one.limit_id), None)
-                for held in (await engine.list_held(one.limit_id, limit=100)).items if status else ():
+            holding = {each.limit_id: each for each in counts if each.what == "budget"}
+            for one in list(holding.values())[:_HOLDING]:
+                status = await engine.get_budget_status(BudgetId(one.limit_id))
+                for held in (await engine.list_held(one.limit_id, limit=100)).items:
                     too_much = [
-                        name
-                        for name, amount in held.needs.items()
-                        if status is not None and 0 < status.hard_limits.get(name, 0) < amount
+                        name for name, amount in held.needs.items() if 0 < status.hard_limits.get(name, 0) < amount
                     ]
                     if too_much:
                         never.append((one.name, held, too_much[0]))
@@ -106,15 +107,16 @@ async def _limits(dsn: str) -> list[Finding]:
     except FlowFabricError as error:
         return [Finding("limits", "ok", f"not checked: {error}")]
     found = []
-    if never:
-        name, held, dimension = never[0]
+    first = {name: (name, held, dimension) for name, held, dimension in reversed(never)}
+    for name, held, dimension in list(reversed(first.values()))[:5]:
+        number = sum(each[0] == name for each in never)
         found.append(
             Finding(
                 "limits",
                 "warning",
-                f"{counted(len(never), 'execution')} need more than the whole budget {name} has: {held.execution_id}"
-                f" needs {held.needs[dimension]:,} {dimension}",
-                f"`flowfabric budgets raise {name} {dimension}={held.needs[dimension]}`, or cancel them",
+                f"{counted(number, 'execution')} {'needs' if number == 1 else 'need'} more than the whole budget {name}"
+                f" has: {held.execution_id} needs {held.needs[dimension]:,} {dimension}",
+                f"`flowfabric budgets raise {shlex.quote(name)} {dimension}={held.needs[dimension]}`, or cancel",
             )
         )
     exhausted = [one for one in budgets if one.is_exhausted and one.next_reset_at is None]
@@ -124,7 +126,7 @@ async def _limits(dsn: str) -> list[Finding]:
             "limits",
             "warning",
             f"budget {each.name} is exhausted, is never reset, and holds executions back",
-            f"`flowfabric budgets raise {each.name}` or `reset` lets them continue",
+            f"`flowfabric budgets raise {shlex.quote(each.name)} {each.exhausted_by}=...` or `reset` releases them",
         )
         for each in exhausted
         if each.budget_id in waiting
@@ -139,7 +141,7 @@ async def _limits(dsn: str) -> list[Finding]:
                 "report with ctx.usage or ctx.spend, or remove the budgets from the tasks",
             )
         )
-    return found or [Finding("limits", "ok", "nothing waits for a limit in vain")]
+    return found or [Finding("limits", "ok", "no execution waits for a limit that can never admit it")]
 
 
 async def _unserved(dsn: str) -> list[Finding]:

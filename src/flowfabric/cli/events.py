@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve, resolve_flow
 from flowfabric.cli._options import Dsn, Json, Namespace, parse_moment, parse_pair
 from flowfabric.contracts import json_form
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, StreamDisconnected
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from flowfabric.values.event import Event, EventCursor, EventFilter
 
 _SINCE = timedelta(minutes=15)
+_OPTIONS = {  # by the argument that the library names
+    "cursor": "--after",
+    "families": "--family",
+    "filter.namespace": "--namespace",
+    "filter.instance_tag": "--tag",
+    "filter.kind": "--kind",
+}
 
 
 def events(
@@ -75,16 +83,22 @@ def events(
     async def work(engine: Engine) -> None:
         from datetime import UTC, datetime  # noqa: PLC0415
 
+        from flowfabric.engine.events import choice_of  # noqa: PLC0415
         from flowfabric.values.event import Checkpoint, EventCursor, EventFilter  # noqa: PLC0415
 
         chosen = EventFilter(
             namespace=namespace,
             instance_tag=None if tag is None else parse_pair(tag, "--tag"),
-            flow_id=None if flow is None else await resolve_flow(engine, flow),
-            execution_id=None if execution is None else await resolve(engine, execution),
+            flow_id=None if flow is None else await resolve_flow(engine, flow, "--flow"),
+            execution_id=None if execution is None else await resolve(engine, execution, "--execution"),
             kind=kind,
         )
-        start: EventCursor | None = None if after is None else EventCursor.parse(after)
+        try:
+            choice_of(family, chosen)
+            start: EventCursor | None = None if after is None else EventCursor.parse(after)
+        except InvalidInput as error:
+            option = _OPTIONS.get(error.field or "", error.field)
+            raise InvalidInput(error.problem, field=option, allowed=error.allowed) from None
         first: datetime | None = begin
         if start is None and not (follow and begin is None):
             if first is None:
@@ -96,9 +110,13 @@ def events(
             await _print_stored(engine, family, chosen, start, page)
             return
         async with await engine.follow(family, after=start, filter=chosen, heartbeats=heartbeats) as subscription:  # type: ignore[arg-type]  # checked there
-            async for item in subscription:
-                if not isinstance(item, Checkpoint):
-                    page.show(item)
+            try:
+                async for item in subscription:
+                    if not isinstance(item, Checkpoint):
+                        page.show(item)
+            except (asyncio.CancelledError, StreamDisconnected):
+                page.end(subscription.cursor)
+                raise
 
     ask(dsn, work)
 

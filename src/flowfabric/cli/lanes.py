@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -10,7 +12,7 @@ from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, lane_names, near
 from flowfabric.cli._options import Dsn, Json, Wide
 from flowfabric.cli._output import Column
-from flowfabric.cli._program import Group
+from flowfabric.cli._program import Group, default_of
 from flowfabric.errors import NotFound
 from flowfabric.values.lane import LaneState
 
@@ -39,14 +41,8 @@ HEADERS = (
 )  # fmt: skip
 
 
-@app.callback()
-def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Show lanes; pause, drain, disable or resume them. Without a command: stats."""
-    if ctx.invoked_subcommand is None:
-        stats(wide=wide, json=json, dsn=dsn)
-
-
 @app.command()
+@default_of(app)
 def stats(lanes: Chosen = None, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """Show how many executions wait and run in each lane, and how long the oldest has waited."""
 
@@ -70,7 +66,7 @@ def table(found: Sequence[LaneStats], held: Sequence[HeldCount]) -> tuple[list[C
     rows: list[list[Any]] = []
     for one in found:
         own = [each for each in held if each.lane_id == one.lane_id]
-        named = ", ".join(f"{each.name} {each.count:,}" for each in own[:_NAMED])
+        named = ", ".join(f"{name} {count:,}" for name, count in _by_name(own)[:_NAMED])
         rows.append(
             [
                 one.lane_id, one.state, one.depth, one.oldest_age, one.delayed, one.waiting_children, one.running,
@@ -78,6 +74,21 @@ def table(found: Sequence[LaneStats], held: Sequence[HeldCount]) -> tuple[list[C
             ]
         )  # fmt: skip
     return [*HEADERS, *([Column("HELD"), Column("BY", cut=14, drop=1)] if held else [])], rows
+
+
+def _by_name(held: Sequence[HeldCount]) -> list[tuple[str, int]]:
+    """How many executions each limit holds, most first. Budgets of single runs, which are named by an id, are one."""
+    counts: Counter[str] = Counter()
+    for one in held:
+        counts["own budgets" if one.what == "budget" and _is_id(one.name) else one.name] += one.count
+    return counts.most_common()
+
+
+def _is_id(name: str) -> bool:
+    try:
+        return str(UUID(name)) == name
+    except ValueError:
+        return False
 
 
 @app.command()

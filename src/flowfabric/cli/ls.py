@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowfabric.cli import _completion, _output
-from flowfabric.cli._database import ask, resolve, resolve_flow, unknown_lane
+from flowfabric.cli._database import ask, resolve, resolve_flow, resolve_owner, unknown_lane
 from flowfabric.cli._filters import Filter, filtered
 from flowfabric.cli._live import Interval, live, parse_interval
 from flowfabric.cli._options import Dsn, Json, Wide
@@ -146,6 +146,8 @@ async def _held(
 ) -> None:
     """List what a limit holds back of the executions that match."""
     limits = await engine.find_limits([name], [name])
+    if not limits and (owner := await resolve_owner(engine, name)) is not None:
+        limits = await engine.find_limits([str(owner)], [])
     if not limits:
         raise NotFound("budget or quota", _output.printable(name), detail="see `flowfabric budgets` and `quotas`")
     found: list[Held] = []
@@ -256,7 +258,7 @@ def _table(found: Sequence[ExecutionInfo]) -> tuple[list[Column], list[list[obje
         Column("ID"), Column("STATE"), Column("LANE", cut=7, drop=5), Column("KIND", cut=12),
         Column("NODE", cut=8, drop=2), Column("ARGUMENTS", cut=12, drop=3), Column("CREATED"),
         Column("TOOK", drop=1), Column("ATTEMPT", drop=4), Column("NAMESPACE", cut=9, drop=6),
-        Column("PRIORITY", drop=7),
+        Column("PRIORITY", drop=7), Column("FORK OF", cut=8, drop=8, ends=True),
     ]  # fmt: skip
     rows: list[list[object]] = []
     for one in found:
@@ -265,7 +267,7 @@ def _table(found: Sequence[ExecutionInfo]) -> tuple[list[Column], list[list[obje
         rows.append(
             [
                 one.execution_id, one.public_state, one.lane_id, one.execution_kind, one.node,
-                one.arguments, one.created_at, took, attempt, one.namespace, one.priority or None,
+                one.arguments, one.created_at, took, attempt, one.namespace, one.priority or None, one.forked_from,
             ]
         )  # fmt: skip
     always = {"ID", "STATE", "KIND", "LANE", "CREATED", "TOOK", "ATTEMPT"}

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowfabric.cli import _binding, _completion, _output
-from flowfabric.cli._database import ask, near
+from flowfabric.cli._database import ask, no_such
 from flowfabric.cli._options import Dsn, Json, Wide, parse_duration
 from flowfabric.cli._output import Column
-from flowfabric.cli._pages import everything
-from flowfabric.cli._program import NO, Group
-from flowfabric.cli.budgets import client_of
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.cli._program import NO, Group, default_of, exit_with
+from flowfabric.cli._waiting import client_of
+from flowfabric.errors import InvalidInput
+from flowfabric.values.page import everything
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from uuid import UUID
 
     from flowfabric.engine import Engine
     from flowfabric.values.quota import QuotaKey, QuotaLimits, QuotaPolicy
@@ -45,14 +46,8 @@ _KEYS = 50
 _HELD = 10
 
 
-@app.callback()
-def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Show quotas and how full they are; create, change or bind them. Without a command: list."""
-    if ctx.invoked_subcommand is None:
-        list_(wide=wide, json=json, dsn=dsn)
-
-
 @app.command("list")
+@default_of(app)
 def list_(wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """List quotas: how many run and started, how many wait, and when the next may start."""
 
@@ -175,8 +170,7 @@ def create(
             _output.note(f"there is a quota {_output.printable(name)} already; `flowfabric quotas set` changes it")
         return 0 if is_new else NO
 
-    if code := ask(dsn, work):
-        raise typer.Exit(code)
+    exit_with(ask(dsn, work))
 
 
 @app.command("set")
@@ -211,47 +205,6 @@ def set_(
     ask(dsn, work)
 
 
-@app.command()
-def bind(
-    name: Name,
-    lane: _binding.Lane = None,
-    kind: _binding.Kind = None,
-    namespace: _binding.Namespace = None,
-    tag: _binding.Tag = None,
-    flow: _binding.Flow = None,
-    json: Json = False,
-    dsn: Dsn = None,
-) -> None:
-    """Give the quota to all that is submitted from now on with everything that the options say."""
-    where = _binding.scope(lane, kind, namespace, tag, flow)
-
-    async def work(engine: Engine) -> None:
-        await _binding.bind(engine, (await find(engine, name)).quota_policy_id, name, where, as_json=json)
-
-    ask(dsn, work)
-
-
-@app.command()
-def unbind(
-    name: Name,
-    lane: _binding.Lane = None,
-    kind: _binding.Kind = None,
-    namespace: _binding.Namespace = None,
-    tag: _binding.Tag = None,
-    flow: _binding.Flow = None,
-    json: Json = False,
-    dsn: Dsn = None,
-) -> None:
-    """Remove a binding with exactly these options. What was submitted keeps the quota."""
-    where = _binding.scope(lane, kind, namespace, tag, flow)
-
-    async def work(engine: Engine) -> int:
-        return await _binding.unbind(engine, (await find(engine, name)).quota_policy_id, name, where, as_json=json)
-
-    if code := ask(dsn, work):
-        raise typer.Exit(code)
-
-
 def parse_rate(text: str | None) -> tuple[int | None, timedelta | None]:
     """`600/60s`: how many per window. `0` alone is no rate."""
     if text is None:
@@ -272,5 +225,11 @@ async def find(engine: Engine, name: str) -> QuotaPolicy:
     if found is not None:
         return found
     known = [one.name for one in (await engine.list_quota_policies(limit=1000)).items if one.name]
-    hint = near(name, known) or (f"there are {', '.join(known[:10])}" if known else "there are none yet")
-    raise NotFound("quota", _output.printable(name), detail=hint)
+    raise no_such("quota", name, known, none="there are none yet")
+
+
+async def _id(engine: Engine, name: str) -> UUID:
+    return (await find(engine, name)).quota_policy_id
+
+
+_binding.add_commands(app, "quota", _id)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowfabric.cli import _completion, _output
-from flowfabric.cli._database import ask, near
+from flowfabric.cli._database import ask, no_such
 from flowfabric.cli._options import Dsn, Json, Wide, Yes
 from flowfabric.cli._output import Column
-from flowfabric.cli._pages import everything
-from flowfabric.cli._program import Group, confirm
+from flowfabric.cli._program import Group, confirm, default_of
 from flowfabric.errors import NotFound
+from flowfabric.values.page import everything
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,14 +30,8 @@ Name = Annotated[
 ]
 
 
-@app.callback()
-def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Show schedules; pause, resume, delete or run them. Without a command: list."""
-    if ctx.invoked_subcommand is None:
-        list_(wide=wide, json=json, dsn=dsn)
-
-
 @app.command("list")
+@default_of(app)
 def list_(wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """List all schedules, with their next and last runs."""
 
@@ -167,6 +161,4 @@ async def _existing(engine: Engine, name: str) -> Schedule:
 
 
 async def _unknown(engine: Engine, name: str) -> NotFound:
-    known = [one.name for one in await _all(engine)]
-    hint = near(name, known) or (f"there are {', '.join(known[:10])}" if known else "there are none")
-    return NotFound("schedule", _output.printable(name), detail=hint)
+    return no_such("schedule", name, [one.name for one in await _all(engine)])

@@ -17,7 +17,7 @@ import typer
 from flowfabric import settings
 from flowfabric.cli._database import address, embedded_server, is_embedded
 from flowfabric.cli._loading import load_app
-from flowfabric.cli._options import Dsn
+from flowfabric.cli._options import Dsn, OfEnvironment, Parent
 from flowfabric.cli.dev import migrate_embedded
 from flowfabric.cli.worker import follow, set_up_logging
 
@@ -117,15 +117,8 @@ def server(
     log_json: Annotated[
         bool | None, typer.Option("--json/--no-json", help="Log as JSON, one object per line.", show_default=False)
     ] = None,
-    parent: Annotated[
-        int | None, typer.Option("--parent", hidden=True, help="Stop when this process has exited.")
-    ] = None,
-    of_environment: Annotated[
-        bool,
-        typer.Option(
-            "--dsn-of-environment", hidden=True, help="FLOWFABRIC_DSN takes precedence over the app's address."
-        ),
-    ] = False,
+    parent: Parent = None,
+    of_environment: OfEnvironment = False,
     fd: Annotated[int | None, typer.Option("--socket", hidden=True)] = None,
     tells: Annotated[int | None, typer.Option("--tells", hidden=True)] = None,
     dsn: Dsn = None,

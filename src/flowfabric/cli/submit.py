@@ -10,12 +10,13 @@ import typer
 from msgspec import UNSET
 
 from flowfabric.cli import _completion, _output
-from flowfabric.cli._database import embedded_running, near
+from flowfabric.cli._database import embedded_running, near, no_such
 from flowfabric.cli._loading import AppName, load_app
 from flowfabric.cli._options import Dsn, Json, parse_duration, parse_pair, parse_time
+from flowfabric.cli._program import exit_with
 from flowfabric.cli.budgets import parse_amounts
 from flowfabric.cli.wait import Timeout, until_ended
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.errors import InvalidInput
 
 if TYPE_CHECKING:
     from flowfabric.app.app import App
@@ -76,8 +77,8 @@ def submit(
         list[str] | None,
         typer.Option(
             "--budget",
-            metavar="DIMENSION=AMOUNT",
-            help="Give the run a budget of its own, or NAME: count it in this budget too.",
+            metavar="DIMENSION=AMOUNT|NAME",
+            help="tokens=50000: a budget of this run alone. The name of a budget: count the run in it too.",
             autocompletion=_completion.budgets,
             show_default=False,
         ),
@@ -142,8 +143,7 @@ def submit(
 
     with embedded_running(loaded.dsn, loaded.data_dir):
         code = asyncio.run(work())
-    if code:
-        raise typer.Exit(code)
+    exit_with(code)
 
 
 def _own_budget(texts: list[str]) -> Budget | None:
@@ -156,9 +156,7 @@ def _own_budget(texts: list[str]) -> Budget | None:
 def _task(app: App, name: str) -> Task[Any, Any]:
     found = app.find_task(name)
     if found is None:
-        known = sorted(app.tasks)
-        hint = near(name, known) or (f"there are {', '.join(known[:10])}" if known else "the app has none")
-        raise NotFound("task", _output.printable(name), detail=hint)
+        raise no_such("task", name, sorted(app.tasks), none="the app has none")
     return found
 
 

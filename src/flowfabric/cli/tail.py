@@ -11,7 +11,7 @@ from flowfabric.cli import _output, _waiting
 from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Id, Json
-from flowfabric.cli._program import NO
+from flowfabric.cli._program import NO, exit_with
 from flowfabric.contracts import json_form
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.state import State
@@ -82,8 +82,7 @@ def tail(
         tell_unsuccessful(target, outcome, codecs)
         return NO
 
-    if code := ask(dsn, work, notifications=True):
-        raise typer.Exit(code)
+    exit_with(ask(dsn, work, notifications=True))
 
 
 def page_of(types: Sequence[str] | None, *, raw: bool, as_json: bool) -> Page:

@@ -10,7 +10,7 @@ from flowfabric.cli import _output
 from flowfabric.cli._database import ask, missing, resolve
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Id, Json, parse_duration
-from flowfabric.cli._program import NO, TIMEOUT
+from flowfabric.cli._program import NO, TIMEOUT, exit_with
 from flowfabric.contracts import json_form
 from flowfabric.values.state import State
 
@@ -39,9 +39,7 @@ def wait(execution: Id, timeout: Timeout = None, app: AppOption = None, json: Js
         target = await resolve(engine, execution)
         return await until_ended(engine, target, seconds, codecs, as_json=json)
 
-    code = ask(dsn, work, notifications=True)
-    if code:
-        raise typer.Exit(code)
+    exit_with(ask(dsn, work, notifications=True))
 
 
 async def until_ended(

@@ -16,7 +16,7 @@ import typer
 
 from flowfabric import settings
 from flowfabric.cli._loading import AppName, load_app
-from flowfabric.cli._options import Dsn, parse_duration
+from flowfabric.cli._options import Dsn, OfEnvironment, Parent, parse_duration
 from flowfabric.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -119,15 +119,8 @@ def worker(
     ] = "127.0.0.1",
     log_level: LogLevel = "info",
     json: LogJson = False,
-    parent: Annotated[
-        int | None, typer.Option("--parent", hidden=True, help="Stop when this process has exited.")
-    ] = None,
-    of_environment: Annotated[
-        bool,
-        typer.Option(
-            "--dsn-of-environment", hidden=True, help="FLOWFABRIC_DSN takes precedence over the app's address."
-        ),
-    ] = False,
+    parent: Parent = None,
+    of_environment: OfEnvironment = False,
     dsn: Dsn = None,
 ) -> None:
     """Run the tasks of an app until SIGTERM or Ctrl-C. Running handlers may finish within --grace.

@@ -11,10 +11,10 @@ from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask, near
 from flowfabric.cli._options import Dsn, Json, Wide
 from flowfabric.cli._output import Column
-from flowfabric.cli._pages import everything
-from flowfabric.cli._program import Group
+from flowfabric.cli._program import Group, default_of
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.durations import counted
+from flowfabric.values.page import everything
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,14 +45,8 @@ _LANES_WIDTH = 18
 _NONE = "no worker is alive; start one with `flowfabric worker module:app`"
 
 
-@app.callback()
-def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Show the workers that are alive; remove one from the registry. Without a command: list."""
-    if ctx.invoked_subcommand is None:
-        list_(wide=wide, json=json, dsn=dsn)
-
-
 @app.command("list")
+@default_of(app)
 def list_(namespace: Namespace = None, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
     """List the workers that are alive, what each serves and leads, and what waits although none of them covers it."""
 
@@ -76,7 +70,7 @@ def list_(namespace: Namespace = None, wide: Wide = False, json: Json = False, d
                     for one in versions
                 ],
             )
-        # Versions without a worker are told below.
+        # Versions without a worker are listed below.
         if missing := [one for one in uncovered if one.version is None]:
             _output.heading("Waiting for a worker that is not there")
             has_served = any(one.served for one in missing)

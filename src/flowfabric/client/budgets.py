@@ -10,6 +10,7 @@ from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.budget import BudgetExists, BudgetReset, BudgetStatus, ReportAnswer
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.ids import BudgetId, ExecutionId, QuotaPolicyId, parse_execution_id
+from flowfabric.values.page import everything
 from flowfabric.values.quota import QuotaPolicy, QuotaPolicyExists
 from flowfabric.values.spending import (
     Mode,
@@ -31,14 +32,11 @@ class Budgeting(ClientBase):
 
         Those of single runs are among them: `owner_id` says whose.
         """
-        found: list[BudgetStatus] = []
-        cursor: str | None = None
-        while True:
-            page = await self.engine.list_budgets(prefix=prefix or None, exhausted=exhausted, cursor=cursor, limit=1000)
-            found += page.items
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+        return await everything(
+            lambda after, size: self.engine.list_budgets(
+                prefix=prefix or None, exhausted=exhausted, cursor=after, limit=size
+            )
+        )
 
     async def budget(self, name: str) -> BudgetStatus:
         """One budget by name; `NotFound` if there is none."""
@@ -124,14 +122,10 @@ class Budgeting(ClientBase):
 
     async def quotas(self, prefix: str = "") -> list[QuotaPolicy]:
         """All quotas whose name begins with `prefix`, by name, with how full they are and how many wait."""
-        found: list[QuotaPolicy] = []
-        cursor: QuotaPolicyId | None = None
-        while True:
-            page = await self.engine.list_quota_policies(name_prefix=prefix or None, cursor=cursor, limit=1000)
-            found += page.items
-            cursor = page.next_cursor
-            if cursor is None:
-                return sorted(found, key=lambda one: (one.name is None, one.name or str(one.quota_policy_id)))
+        found = await everything(
+            lambda after, size: self.engine.list_quota_policies(name_prefix=prefix or None, cursor=after, limit=size)
+        )
+        return sorted(found, key=lambda one: (one.name is None, one.name or str(one.quota_policy_id)))
 
     async def quota(self, name: str) -> QuotaPolicy:
         """One quota by name; `NotFound` if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict, Unpack
@@ -13,6 +14,7 @@ from flowfabric.client.budgets import Budgeting
 from flowfabric.client.bulk import BulkSubmitting
 from flowfabric.client.run import Run
 from flowfabric.client.signals import Signalling
+from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.engine.reads import Place
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, Unavailable
 from flowfabric.values.attempt import Cancelled
@@ -22,7 +24,7 @@ from flowfabric.values.ids import ExecutionId, parse_execution_id
 from flowfabric.values.lane import LaneState, LaneStats
 from flowfabric.values.lease import Operator
 from flowfabric.values.options import check_priority, meant
-from flowfabric.values.page import Page
+from flowfabric.values.page import Page, everything
 from flowfabric.values.schedule import Schedule
 from flowfabric.values.state import UNSUCCESSFUL, State
 from flowfabric.values.worker import WorkerRecord
@@ -151,7 +153,7 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
         before: str | tuple[str, int] | None = None,
         payload: Mapping[str, Any] | None = None,
     ) -> Run[Any]:
-        """Start a new execution with the steps that another one recorded before a step; it does the rest anew.
+        """Start a new execution with the steps that another one recorded before a step; it runs the rest.
 
         `before` is the step's name, or the name and how often it was used before; None keeps every step. `payload`
         replaces arguments by name, and the others stay. The other one is not changed. `InvalidInput` if the step was
@@ -173,10 +175,20 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
             kind = context.execution_kind
             task = self._task(kind)
             stored = self.codecs.open(context.input_payload, context.payload_encoding, target)
-            known: Any = msgspec.json.decode(stored) if stored else {}
-            if not isinstance(known, dict) or known.keys() - task.parameter_names:
+            known: dict[str, msgspec.Raw] = {}
+            if stored:
+                with contextlib.suppress(msgspec.DecodeError):
+                    known = msgspec.json.decode(stored, type=dict[str, msgspec.Raw])
+            if known.keys() - task.parameter_names:
                 known = {}  # of a node whose arguments are results of others: all must be given
-            sealed = self.codecs.seal(task.signature.encode((), {**known, **payload}), None)
+            # Kept arguments are JSON already: as values they would have another type than the task's.
+            written = {**known, **task.signature.check(payload, later=known.keys() - payload.keys())}
+            data = msgspec.json.encode(written)
+            try:
+                task.signature.decode(data)
+            except CannotDecode as error:
+                raise InvalidInput(str(error), field="payload", allowed="arguments that fit the task") from None
+            sealed = self.codecs.seal(data, None)
         made = await self.engine.fork_execution(
             target,
             before_step=step,
@@ -259,14 +271,7 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
 
     async def workers(self) -> list[WorkerRecord]:
         """All workers that are alive, by namespace and instance id, with what they serve."""
-        found: list[WorkerRecord] = []
-        cursor: tuple[str, str] | None = None
-        while True:
-            page = await self.engine.list_all_workers(after=cursor)
-            found += page.items
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+        return await everything(lambda after, size: self.engine.list_all_workers(after=after, limit=size))
 
     async def lanes(self) -> list[LaneStats]:
         """State and counts of every lane."""
@@ -278,14 +283,7 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
 
     async def schedules(self) -> list[Schedule]:
         """All schedules by name."""
-        found: list[Schedule] = []
-        cursor: str | None = None
-        while True:
-            page = await self.engine.list_schedules(cursor=cursor, limit=1000)
-            found.extend(page.items)
-            if page.next_cursor is None:
-                return found
-            cursor = page.next_cursor
+        return await everything(lambda after, size: self.engine.list_schedules(cursor=after, limit=size))
 
     async def pause_schedule(self, name: str) -> None:
         """Pause a schedule until it is resumed."""

@@ -189,8 +189,7 @@ class Consumer:
                 finally:
                     for one in waits:
                         one.cancel()
-                    with contextlib.suppress(StreamDisconnected, StopAsyncIteration, asyncio.CancelledError):
-                        await asyncio.gather(*waits, return_exceptions=True)
+                    await asyncio.gather(*waits, return_exceptions=True)
 
 
 async def _engine_of(source: Engine | AsyncClient | Connector) -> Engine:

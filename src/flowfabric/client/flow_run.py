@@ -13,10 +13,10 @@ from flowfabric.client import current
 from flowfabric.client.failure import result_of, task_failed
 from flowfabric.client.following import FlowFollower, Follower, StreamReader, read_cursors, wait_seconds
 from flowfabric.client.limits import owned_budget, raise_owned
-from flowfabric.client.run import Run, connectors
-from flowfabric.errors import FlowFailed, InvalidInput, NotFound, TaskFailed, TimedOut
+from flowfabric.client.run import Run, connectors, known_app, span_of
+from flowfabric.errors import FlowFailed, NotFound, TaskFailed, TimedOut
 from flowfabric.values.budget import BudgetStatus
-from flowfabric.values.durations import Duration, duration
+from flowfabric.values.durations import Duration
 from flowfabric.values.execution import Outcome
 from flowfabric.values.flow import (
     CancellationPolicy,
@@ -113,13 +113,7 @@ class FlowRun:
         return Run(self.nodes[wanted], kind=None, connector=self._app())
 
     def _app(self) -> Connector:
-        if self._connector is None:
-            raise InvalidInput(
-                "this handle was unpickled, and it is not clear which app of this process it belongs to",
-                field="run",
-                allowed="client.flow(run)",
-            )
-        return self._connector
+        return known_app(self._connector, "client.flow(run)")
 
     async def _client(self) -> AsyncClient:
         return await self._app().client()
@@ -182,7 +176,7 @@ class FlowRun:
 
         Inside a task the wait is durable: it holds no worker.
         """
-        span = _span(timeout)
+        span = span_of(timeout)
         if (scope := current.scope_of(self._app())) is not None:
             await scope.end_of_flow(self.flow_id, self.live, span)
             return
@@ -233,7 +227,7 @@ class FlowRun:
     async def _ended(self, timeout: Duration | None) -> FlowOutcome:
         """Wait until all nodes have ended and return how; inside a task that is recorded."""
         if (scope := current.scope_of(self._app())) is not None:
-            found = await scope.outcome_of_flow(self.flow_id, self.live, self._outcome, _span(timeout))
+            found = await scope.outcome_of_flow(self.flow_id, self.live, self._outcome, span_of(timeout))
             self.nodes = {member.name: member.execution_id for member in found.members}
             return found
         while True:
@@ -376,13 +370,6 @@ class FlowRun:
                     raise answer
         names = {execution_id: name for name, execution_id in (await self.refresh()).nodes.items()}
         return [names[member.execution_id] for member in members]
-
-
-def _span(timeout: Duration | None) -> timedelta | None:
-    span = None if timeout is None else duration(timeout, "timeout")
-    if span is not None and span < timedelta(0):
-        raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="zero or more")
-    return span
 
 
 def named(member: Member | FlowNode) -> str:

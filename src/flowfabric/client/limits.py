@@ -62,7 +62,7 @@ class LimitNames:
         key = declared.key if declared is not None else None if found is None else found.key
         if key is not None and key not in (tags or {}):
             raise InvalidInput(
-                f"the quota {name!r} is kept by the tag {key!r}, which is missing",
+                f"the quota {name!r} counts per value of the tag {key!r}, which is missing",
                 field="tags",
                 allowed=f"tags with {key!r}",
             )

@@ -79,13 +79,7 @@ class Run(Generic[R_co]):
         return await self._app().client()
 
     def _app(self) -> Connector:
-        if self._connector is None:
-            raise InvalidInput(
-                "this handle was unpickled, and it is not clear which app of this process it belongs to",
-                field="run",
-                allowed="client.run(run)",
-            )
-        return self._connector
+        return known_app(self._connector, "client.run(run)")
 
     async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the task's result. `TaskFailed` if it did not succeed, `TimedOut` if it did not end in time.
@@ -102,9 +96,7 @@ class Run(Generic[R_co]):
 
     async def outcome(self, timeout: Duration | None = None) -> Outcome:
         """Wait until the execution ends and return how; does not raise for a failure."""
-        span = None if timeout is None else duration(timeout, "timeout")
-        if span is not None and span < timedelta(0):
-            raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="zero or more")
+        span = span_of(timeout)
         scope = current.scope_of(self._app())
         if scope is not None:
             return await scope.outcome_of(self.execution_id, span)
@@ -193,7 +185,7 @@ class Run(Generic[R_co]):
     async def fork(
         self, *, before: str | tuple[str, int] | None = None, payload: Mapping[str, Any] | None = None
     ) -> Run[R_co]:
-        """Start a new execution that has the steps recorded before one, and does the rest anew. See `client.fork`."""
+        """Start a new execution that has the steps recorded before one, and runs the rest. See `client.fork`."""
         made = await (await self._client()).fork(self.execution_id, before=before, payload=payload)
         return Run(made.execution_id, kind=self.kind, connector=self._app())
 
@@ -241,6 +233,25 @@ class Run(Generic[R_co]):
     async def resume(self, delay: Duration = 0) -> None:
         """Resume it without a signal, whatever it waits for."""
         await (await self._client()).resume(self.execution_id, delay)
+
+
+def known_app(connector: Connector | None, instead: str) -> Connector:
+    """The app of a handle; a handle from another process may have none, and `instead` makes one that has."""
+    if connector is None:
+        raise InvalidInput(
+            "this handle was unpickled, and it is not clear which app of this process it belongs to",
+            field="run",
+            allowed=instead,
+        )
+    return connector
+
+
+def span_of(timeout: Duration | None) -> timedelta | None:
+    """How long a call may wait; None: without a limit."""
+    span = None if timeout is None else duration(timeout, "timeout")
+    if span is not None and span < timedelta(0):
+        raise InvalidInput(f"got {timeout!r}", field="timeout", allowed="zero or more")
+    return span
 
 
 def _revive(execution_id: str, kind: str | None, is_new: bool, key: str | None, name: str | None) -> Run[Any]:

@@ -177,7 +177,7 @@ class SyncRun(Generic[R_co]):
     def fork(
         self, *, before: str | tuple[str, int] | None = None, payload: Mapping[str, Any] | None = None
     ) -> SyncRun[R_co]:
-        """Start a new execution that has the steps recorded before one, and does the rest anew. See `client.fork`."""
+        """Start a new execution that has the steps recorded before one, and runs the rest. See `client.fork`."""
         return SyncRun(self._portal, self._portal.call(self.run.fork(before=before, payload=payload)))
 
     def waits(self) -> list[PendingWaitpoint]:
@@ -730,7 +730,7 @@ class Client:
         before: str | tuple[str, int] | None = None,
         payload: Mapping[str, Any] | None = None,
     ) -> SyncRun[Any]:
-        """Start a new execution with the steps that another one recorded before a step; it does the rest anew.
+        """Start a new execution with the steps that another one recorded before a step; it runs the rest.
 
         `before` is the step's name, or the name and how often it was used before; None keeps every step. `payload`
         replaces arguments by name, and the others stay. The other one is not changed. `InvalidInput` if the step was

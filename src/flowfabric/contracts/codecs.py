@@ -109,7 +109,7 @@ class Codecs:
 
     @property
     def is_plain(self) -> bool:
-        """Whether data is stored as plain JSON, readable for anybody with access to the database."""
+        """Whether data is stored as plain JSON, readable for anyone with access to the database."""
         return not self._writing
 
     def seal(self, data: bytes, execution_id: UUID | None) -> tuple[bytes, str | None]:

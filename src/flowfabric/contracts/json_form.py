@@ -19,6 +19,7 @@ from uuid import UUID
 
 import msgspec
 
+from flowfabric.contracts.policy_form import shown_policy
 from flowfabric.values.event import EventCursor
 from flowfabric.values.hooks import FACTS
 from flowfabric.values.joins import AllOf, AllSettled, AnyOf, Quorum, policy_to_json
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 # A payload nested more deeply than this is shown as text.
 _MOST_LEVELS = 100
 _RESULT_OF: Final = "result "  # how the name of a step begins that waited for an execution
+_AS_STORED: Final = frozenset(("policy", "options", "timing"))  # members that hold what the database has
 _ENCODER: Final = msgspec.json.Encoder()
 _DIRECT: Final = frozenset((str, int, float, bool, NoneType, msgspec.UnsetType, datetime, UUID, Any))
 _OWN_FORM: Final = frozenset((AllOf, AnyOf, Quorum, AllSettled, EventCursor))
@@ -44,7 +46,7 @@ def to_json(value: Any) -> Any:
             return str(value)
         case msgspec.Struct():
             return _tag(type(value)) | {
-                shown: to_json(getattr(value, name)) for name, shown, _ in _members(type(value))
+                shown: to_json(_member(value, name)) for name, shown, _ in _members(type(value))
             }
         case datetime():
             return instant(value)
@@ -81,7 +83,7 @@ def _for_encoder(value: Any) -> Any:
         return value
     if issubclass(cls, msgspec.Struct) and cls not in _OWN_FORM:
         return _tag(cls) | {
-            shown: getattr(value, name) if direct else _for_encoder(getattr(value, name))
+            shown: getattr(value, name) if direct else _for_encoder(_member(value, name))
             for name, shown, direct in _members(cls)
         }
     if cls is dict:
@@ -99,7 +101,7 @@ def is_direct(cls: Any) -> bool:
     if cls in _DIRECT or get_origin(cls) is Literal or (isinstance(cls, type) and issubclass(cls, Enum)):
         return True
     if isinstance(cls, type) and issubclass(cls, msgspec.Struct):
-        return cls not in _OWN_FORM and all(map(is_direct, _types(cls).values()))
+        return cls not in _OWN_FORM and all(direct and name in _types(cls) for name, _, direct in _members(cls))
     parts = get_args(cls)
     return bool(parts) and all(is_direct(one) for one in parts if one is not ...)
 
@@ -117,8 +119,20 @@ def _types(cls: type[msgspec.Struct]) -> dict[str, Any]:
 
 @cache
 def _members(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, bool], ...]:
-    """The fields of a record, each with its name in JSON and whether the encoder writes it by itself."""
-    return tuple((name, json_name(name, tp), is_direct(tp)) for name, tp in _types(cls).items())
+    """The members of a record: its attribute, its name in JSON, and whether the encoder writes it by itself.
+
+    A field that has the name of a property in JSON is shown as that property.
+    """
+    return tuple(
+        (name, json_name(name, one.type), name not in _AS_STORED and is_direct(one.type))
+        for one in msgspec.structs.fields(cls)
+        for name in [one.encode_name if hasattr(cls, one.encode_name) else one.name]
+    )
+
+
+def _member(value: msgspec.Struct, name: str) -> Any:
+    found = getattr(value, name)
+    return shown_policy(found) if name in _AS_STORED else found
 
 
 def json_name(name: str, annotation: Any) -> str:

@@ -126,7 +126,7 @@ def server_runs(place: Place) -> bool:
 
 
 def is_shutting_down(place: Place) -> bool:
-    """Whether the server runs and refuses connections because it was told to stop.
+    """Whether the server runs and refuses connections because it was asked to stop.
 
     A postmaster that gets SIGTERM waits for its clients to leave, and those of a worker or a web app never do.
     """

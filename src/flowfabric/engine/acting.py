@@ -1,4 +1,4 @@
-"""Acting for somebody: one transaction, whose events carry the name and in which the audit log gets a row."""
+"""Acting in a caller's name: one transaction, whose events carry the name and which adds a row to the audit log."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Acting(Operations):
 
     @contextlib.asynccontextmanager
     async def acting(self, actor: Actor) -> AsyncIterator[Self]:
-        """Yield an engine that acts for somebody, in one transaction with the row of the audit log.
+        """Yield an engine that acts in a caller's name, in one transaction with the row of the audit log.
 
         The events it writes carry the actor's name. A refusal, an exception with a `kind` or a `code`, commits what it
         committed without this, and the row with that word as its outcome; so a crash leaves both or neither. Any other

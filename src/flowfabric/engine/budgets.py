@@ -147,7 +147,7 @@ class Budgets(Operations):
             raise Contention("stale_definition", f"budget {target} was changed after {defined_at}")
         if row["code"] == "limit":
             raise InvalidInput(
-                "there is no hard limit, or the new one would not be one",
+                "the budget has no hard limit of this dimension, or the change leaves none",
                 field=f"raise_by[{quoted(row['dimension'])}]",
                 allowed="a change of an existing limit, to 1 up to 2**63 - 1",
             )
@@ -222,7 +222,7 @@ class Budgets(Operations):
     async def reset_due_budgets(self, *, limit: int = 20) -> Round:
         """Reset budgets whose period has ended, the earliest first. For the duty."""
         row = await self._row(statements.RESET_DUE_BUDGETS, check_int(limit, "limit", 1, 1000))
-        return Round(handled=row["handled"], more=row["more"])
+        return Round(handled=row["handled"], failed=row["failed"], message=row["message"], more=row["more"])
 
     async def reconcile_budget_counters(self, *, after: UUID | None = None, limit: int = 100) -> BudgetsReconciled:
         """Compare a page of budgets with their rules. Usage is never rewritten. For the duty."""

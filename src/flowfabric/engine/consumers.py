@@ -15,7 +15,7 @@ from flowfabric._postgres.database import LOST, translate
 from flowfabric._postgres.rows.values import json_of
 from flowfabric.engine.checks import check_duration, check_int, to_json
 from flowfabric.engine.events import Choice, Events, check_cursor, choice_of
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.errors import InvalidInput, NotFound, TransportError
 from flowfabric.values.checks import check_text
 from flowfabric.values.consumer import ConsumerRecord
 from flowfabric.values.event import FAMILY_BITS, HEARTBEATS, Event, EventCursor
@@ -23,6 +23,7 @@ from flowfabric.values.page import ScannerFilter
 
 _T = TypeVar("_T")
 Handler = Callable[[Any, Sequence[Any]], Awaitable[None]]
+_ENDED = "the function ended the transaction that it was called in"
 
 
 class Consumed(NamedTuple):
@@ -137,21 +138,24 @@ class Consumers(Events):
             try:
                 await handle(connection, made)
                 if not connection.is_in_transaction():
-                    raise RuntimeError("the function ended the transaction that it was called in")
+                    raise RuntimeError(_ENDED)
             except Exception as error:
                 raise _Raised(error) from error
         if page.cursor != cursor:
-            (moved,) = await self._ask(
-                connection,
-                statements.MOVE_CONSUMER,
-                name,
-                self._instance,
-                page.cursor.position,
-                page.cursor.epoch,
-                len(page.events),
-            )
+            arguments = (name, self._instance, page.cursor.position, page.cursor.epoch, len(page.events))
+            try:
+                (moved,) = await self._ask(connection, statements.MOVE_CONSUMER, *arguments)
+            except TransportError as error:
+                if isinstance(error.__cause__, asyncpg.InFailedSQLTransactionError):
+                    raise _Raised(
+                        RuntimeError(
+                            "the function caught an error of the database, after which its transaction cannot commit;"
+                            " run what may fail in a savepoint: async with connection.transaction()"
+                        )
+                    ) from error
+                raise
             if not moved["moved"]:
-                raise NotFound("consumer", name)
+                raise _Raised(RuntimeError(_ENDED))
         return Consumed("taken", len(page.events), page.cursor, page.at_end, left)
 
     async def _ask(self, connection: asyncpg.Connection[Any], sql: str, *args: Any) -> list[asyncpg.Record]:

@@ -18,7 +18,6 @@ from flowfabric.values.ids import ExecutionId, parse_execution_id, parse_flow_id
 from flowfabric.values.page import Page, ScannerFilter
 
 MOST_LOOKED_AT = 50_000  # events that one read looks at, however few of them the filter lets through
-EVERY_FAMILY = HEARTBEATS | sum(FAMILY_BITS.values())
 
 
 class Choice(NamedTuple):

@@ -118,7 +118,7 @@ class Executions(Operations):
 
     @staticmethod
     def is_plain(item: NewExecution) -> bool:
-        """Whether an item sets only lane, kind, payload and policy, as `create_alike` requires."""
+        """Whether an item sets only lane, kind, payload, policy and creator, as `create_alike` requires."""
         return create_columns.is_plain(item)
 
     async def create_alike(self, item: NewExecution, payloads: Sequence[bytes]) -> list[ExecutionId]:
@@ -128,7 +128,7 @@ class Executions(Operations):
         """
         check_batch(payloads, "payloads")
         if not self.is_plain(item):
-            raise InvalidInput("sets more than lane, kind and policy", field="item", allowed="a plain item")
+            raise InvalidInput("sets more than lane, kind, policy and creator", field="item", allowed="a plain item")
         columns = create_columns.alike_columns(item, payloads, self._database.flow_partitions)
         found, _ = await self._create(columns)
         if found[0]["code"] == "lane_closed":
@@ -138,7 +138,7 @@ class Executions(Operations):
     async def _create(self, columns: Columns) -> tuple[list[asyncpg.Record], bool]:
         """Return the rows, and whether the call had to be repeated."""
         try:
-            # One execution without options, and not the first of its kind: the most common call.
+            # One execution without other options, and not the first of its kind: the most common call.
             if (plain := columns.one_plain) and (found := await self._fetch(statements.CREATE_ONE, *plain)):
                 return found, False
             return await self._fetch(statements.CREATE_EXECUTIONS, *columns.args), False

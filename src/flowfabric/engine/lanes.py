@@ -11,6 +11,7 @@ from flowfabric.engine.checks import check_int, check_limit, check_list
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_lane
 from flowfabric.values.gauges import Gauges, LaneGauge
+from flowfabric.values.held import Denials
 from flowfabric.values.lane import Lane, LaneState, LaneStats
 from flowfabric.values.page import Page
 
@@ -65,7 +66,7 @@ class Lanes(Operations):
         """
         check_int(most, "most", 1, 1_000_000)
         found = await self._fetch(statements.READ_GAUGES, most, repeatable=True)
-        numbers: dict[str, dict[str, int]] = {"state": {}, "blocked": {}}
+        numbers: dict[str, dict[str, int]] = {"state": {}, "blocked": {}, "denied_budget": {}, "denied_quota": {}}
         lanes: list[LaneGauge] = []
         for row in found:
             if row["what"] == "lane":
@@ -85,6 +86,11 @@ class Lanes(Operations):
             workers=numbers["workers"][""],
             slots=numbers["slots"][""],
             cancelling_flows=numbers["cancelling"][""],
+            denials=Denials(
+                budgets=numbers["denied_budget"],
+                rate=numbers["denied_quota"].get("rate", 0),
+                concurrency=numbers["denied_quota"].get("concurrency", 0),
+            ),
         )
 
 

@@ -50,7 +50,7 @@ class LimitLookups(Operations):
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[Held, str]:
-        """Return the executions that a budget or quota policy holds, in the order in which it lets them go.
+        """Return the executions that a budget or quota policy holds, in the order in which it releases them.
 
         `key`: only of this value of a policy's key. The other filters are those of `find_executions`.
         """

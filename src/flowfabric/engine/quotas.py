@@ -218,7 +218,9 @@ class Quotas(Operations):
             place = (parse_uuid(after[0], "after"), check_text(after[1], "after", None))  # type: ignore[assignment]
         row = await self._row(statements.UNBLOCK_LIMITED, check_int(limit, "limit", 1, 1000), *place)
         last = None if row["last_limit"] is None else (row["last_limit"], row["last_key"])
-        return UnblockRound(promoted=row["promoted"], looked=row["looked"], last=last)
+        return UnblockRound(
+            promoted=row["promoted"], looked=row["looked"], failed=row["failed"], message=row["message"], last=last
+        )
 
     async def reconcile_quotas(self, *, after: QuotaPolicyId | None = None, limit: int = 100) -> QuotaRound:
         """Remove aged entries of windows and dead slots of one page of policies."""

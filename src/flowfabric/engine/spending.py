@@ -235,7 +235,8 @@ class Spending(Operations):
     ) -> PausedForBudget:
         """Give the lease back until every budget has room for the needs; the same attempt continues then.
 
-        Without `budgets` those of the execution count. If they have room already, nothing changes.
+        Without `budgets` those of the execution count. If they have room already, nothing changes. What it holds
+        is given back, and is needed again.
         """
         if not isinstance(authority, Handle | Fence):
             raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle or a Fence")
@@ -255,7 +256,7 @@ class Spending(Operations):
         With `marked` only those that the end of the lease could not handle, because their budget was locked.
         """
         row = await self._row(statements.COLLECT_ENDED, bool(marked), check_int(limit, "limit", 1, 1000))
-        return Round(handled=row["handled"], more=row["more"])
+        return Round(handled=row["handled"], failed=row["failed"], message=row["message"], more=row["more"])
 
     async def read_usage(self, execution_id: ExecutionId | FlowId, *, children: bool = True) -> list[ExecutionUsage]:
         """Return what an execution and all that it submitted used and hold, per execution and budget.

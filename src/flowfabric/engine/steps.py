@@ -65,7 +65,7 @@ class Steps(Operations):
         creator_identity: str = "",
         new_id: ExecutionId | None = None,
     ) -> ExecutionId:
-        """Create an execution with the steps that another one recorded before a step; it does the rest anew.
+        """Create an execution with the steps that another one recorded before a step; it runs the rest.
 
         `before_step` is a name and how often it was used before; None copies every step. It has the lane, tags,
         priority and policy of the other one, and its payload unless one is given; no idempotency key, flow, parent or

@@ -20,7 +20,7 @@ class Vector(Reads):
     """describe_execution, read_exec_core_fields, and reads of one field each."""
 
     async def describe_execution(self, execution_id: ExecutionId) -> ExecutionSnapshot | None:
-        """State, latest attempt, lease and tags in one answer; None for an unknown id."""
+        """State, latest attempt, lease and tags in one record; None for an unknown id."""
         found = await self._read(parse_execution_id(execution_id))
         return None if found is None else rows.snapshot(found)
 

@@ -56,7 +56,7 @@ class Waitpoints(Operations):
     async def close_waitpoint(
         self, authority: Handle | Fence, waitpoint_id: UUID, reason: str = "proactive_close"
     ) -> Closed:
-        """Close a pending waitpoint that will not be used. One that is closed already stays so."""
+        """Close a pending waitpoint that will not be used. One that is closed already stays closed."""
         fences = self._fences([authority])
         target = parse_uuid(waitpoint_id, "waitpoint_id")
         row = await self._row(
@@ -98,7 +98,7 @@ class Waitpoints(Operations):
     async def read_waitpoint_token(
         self, partition_key: UUID | int | str | PartitionKey, waitpoint_id: UUID
     ) -> WaitpointToken | None:
-        """Return the token of a waitpoint that accepts signals. For operators' tools: it allows anybody to signal.
+        """Return the token of a waitpoint that accepts signals. For operators' tools: anyone who has it can signal.
 
         `partition_key` is the id of the execution, or its partition.
         """

@@ -140,6 +140,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     CANCEL_BACKLOG: Metric("gauge", (), "Cancelled flows with members left to cancel, after the last round."),
 }
 
+_DENIALS: Final = frozenset({HardBreach, Denial, RateExceeded, ConcurrencyExceeded})
 _RENEWING: Final = frozenset({"renew", "renew_many", "renew_and_heartbeat"})
 _CATEGORIES: Final = frozenset(
     {"not_found", "validation", "contention", "conflict", "state", "transport", "unavailable"}
@@ -403,7 +404,7 @@ class Metrics(Middleware):
             self._add(RENEWALS, n, outcome=outcome)
 
     def _count_flows(self, answer: object) -> None:
-        """Count what the answer of a call says about flows."""
+        """Count what the result of a call says about flows."""
         match answer:
             case FlowSubmitted():
                 for policy, n in answer.joins.items():
@@ -424,8 +425,10 @@ class Metrics(Middleware):
                 self._gauge(CANCEL_BACKLOG, depth)
 
     def _count_denials(self, answer: object) -> None:
-        """Count what the answer of a call says about limits. What a settlement could not count is no denial."""
+        """Count what the result of a call says about limits. An overrun of a settlement is no denial."""
         for one in answer if isinstance(answer, list) else (answer,):
+            if type(one) not in _DENIALS:
+                continue
             match one:
                 case HardBreach(overrun=0):
                     self._count(BUDGET_DENIALS, dimension=one.dimension)

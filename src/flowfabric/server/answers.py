@@ -67,7 +67,8 @@ class Writer:
         if self._operation.etag and answer.status == 200:
             tag = answer.etag or etag(data)
             headers.append((b"etag", tag.encode()))
-            if call.request.method in ("GET", "HEAD") and matches(call.request.headers.get("if-none-match"), tag):
+            known = call.headers.get(b"if-none-match") if self._operation.method == "GET" else None
+            if known is not None and matches(known.decode("latin-1"), tag):
                 return Finished(304, [one for one in headers if one[0] != b"content-type"], b"")
         return Finished(answer.status, headers, data)
 

@@ -15,6 +15,7 @@ from starlette.routing import Router
 
 from flowfabric.engine import Engine
 from flowfabric.server import dispatch
+from flowfabric.server.compression import compressing
 from flowfabric.server.dispatch import ASGIScope, Endpoint, Receive, Send
 from flowfabric.server.operation import Operation
 from flowfabric.server.operations import OPERATIONS
@@ -57,6 +58,24 @@ class Routes:
         """The branch where a path ends, and the values of its parameters."""
         return _find(self._root, segments, 0)
 
+    async def answer(self, scope: ASGIScope, receive: Receive, send: Send) -> bool:
+        """Answer a request; returns False if the table has nothing at its path."""
+        found = self.find(_segments(scope))
+        if found is None:
+            return False
+        branch, values = found
+        method = scope["method"]
+        endpoint = branch.ends.get("GET" if method == "HEAD" else method)
+        if endpoint is not None:
+            await endpoint(scope, receive, send, values)
+            return True
+        allowed = sorted({*branch.ends, *(("HEAD",) if "GET" in branch.ends else ())})
+        problem = Problem(
+            405, "method_not_allowed", f"this path has no {method}", headers={"Allow": ", ".join(allowed)}
+        )
+        await dispatch.respond(scope, send, dispatch.refused(problem, scope))
+        return True
+
 
 def _find(here: Branch, segments: list[str], place: int) -> tuple[Branch, list[str]] | None:
     if place == len(segments):
@@ -78,25 +97,27 @@ class TableRouter(Router):
         self._table = routes
 
     async def app(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            found = self._table.find(_segments(scope))
-            if found is not None:
-                branch, values = found
-                method = scope["method"]
-                endpoint = branch.ends.get("GET" if method == "HEAD" else method)
-                if endpoint is None:
-                    allowed = sorted({*branch.ends, *(("HEAD",) if "GET" in branch.ends else ())})
-                    problem = Problem(
-                        405,
-                        "method_not_allowed",
-                        f"this path has no {method}",
-                        headers={"Allow": ", ".join(allowed)},
-                    )
-                    await dispatch.respond(scope, send, dispatch.refused(problem, scope))
-                    return
-                await endpoint(scope, receive, send, values)
+        if scope["type"] != "http" or not await self._table.answer(scope, receive, send):
+            await super().app(scope, receive, send)
+
+
+class TableApp(Starlette):
+    """Starlette, whose own layers only see requests for something beside the operations.
+
+    Operations answer their errors themselves. With middleware, which sees all requests, the router asks the table.
+    """
+
+    def __init__(self, routes: Routes, *, lifespan: Any = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.router = TableRouter(routes, lifespan=lifespan)
+        self._table = routes
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self.user_middleware:
+            scope["app"] = self
+            if await self._table.answer(scope, receive, send):
                 return
-        await super().app(scope, receive, send)
+        await compressing(super().__call__, scope)(scope, receive, send)
 
 
 def _segments(scope: ASGIScope) -> list[str]:
@@ -125,8 +146,12 @@ def create_app(
     """
     service = service or Service(engine, app=app, keys=keys)
     routes = Routes(Endpoint(one, service) for one in operations)
-    made = Starlette(middleware=middleware, exception_handlers={HTTPException: _http_problem, Exception: _problem})
-    made.router = TableRouter(routes, lifespan=lifespan)
+    made = TableApp(
+        routes,
+        lifespan=lifespan,
+        middleware=middleware,
+        exception_handlers={HTTPException: _http_problem, Exception: _problem},
+    )
     made.state.service = service
     return made
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
 
 from flowfabric.engine import Engine
 from flowfabric.server.operation import Operation
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from flowfabric.server.service import Service
 
 
@@ -39,13 +40,20 @@ class Call:
     service: Service  # shared by all requests of the process: batching, followers, limits, settings
     engine: Engine
     caller: Caller
-    request: Request
+    scope: MutableMapping[str, Any]  # ASGI's, as is `receive`
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
+    headers: Mapping[bytes, bytes]  # of the request
     path: Mapping[str, Any]  # UUIDs as UUID, numbers as int, the rest as text
     query: Any  # the record `operation.query`
     body: Any  # the record `operation.body`
     idempotency_key: str | None = None
     namespace: str | None = None  # with `Within.GIVEN`: the one that holds; None: all of them
     if_match: str | None = None
+
+    @cached_property
+    def request(self) -> Request:
+        """The request as Starlette shows it."""
+        return Request(self.scope, self.receive)
 
 
 @dataclass(frozen=True, kw_only=True)

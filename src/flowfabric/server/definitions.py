@@ -1,8 +1,8 @@
-"""Versions of records of which only a part is defined by people: budgets, and quotas.
+"""Versions of budgets and quotas: records with a definition, which people change, and numbers that move.
 
-Their numbers move with every execution, so a tag has two parts: that of the definition and that of the whole record.
-`If-None-Match` compares both, `If-Match` the definition: somebody who raises a limit wants to know whether the limit is
-still the one that was read, and usage goes on meanwhile.
+The numbers move with every execution, so a tag has two parts: one for the definition and one for the whole record.
+`If-None-Match` compares both, `If-Match` only the definition: a caller who raises a limit wants to know whether the
+limit is still the one that was read, and usage keeps changing meanwhile.
 """
 
 from __future__ import annotations

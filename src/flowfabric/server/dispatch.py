@@ -8,25 +8,26 @@ answer as a problem.
 from __future__ import annotations
 
 import logging
-import uuid
+import os
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
-from starlette.requests import Request
 
 from flowfabric.engine.acting import Actor
 from flowfabric.errors import FlowFabricError
 from flowfabric.server import audit, cursors, idempotency, problems
 from flowfabric.server.answers import Finished, Writer
 from flowfabric.server.call import Answer, Call, Caller
+from flowfabric.server.compression import WORTH_IT, compressing
 from flowfabric.server.limits import more_time
+from flowfabric.server.located import located
 from flowfabric.server.namespace import check_namespace, given_namespace
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.requests import Disconnected, Reader, read_body
 from flowfabric.server.service import Service
-from flowfabric.server.sse import Feed, serve
+from flowfabric.server.sse import Feed, Permit, serve
 
 log = logging.getLogger("flowfabric.server")
 ASGIScope = MutableMapping[str, Any]
@@ -36,6 +37,7 @@ REQUEST_ID: Final = "flowfabric.request_id"  # in the scope: set by the first pa
 OPERATION: Final = "flowfabric.operation"
 CALLER: Final = "flowfabric.caller"
 _KEY_LIMIT: Final = 255
+_EVENTS: Final = (b"content-type", b"text/event-stream")
 _ONCE: Final = frozenset((b"authorization", b"idempotency-key"))  # a proxy may have heeded the other one
 
 
@@ -66,7 +68,14 @@ class Endpoint:
         operation, service = self.operation, self._service
         headers = _headers(scope)
         client = scope.get("client")
-        caller = await self._caller(headers, client[0] if client else "")
+        try:
+            caller = await self._caller(headers, client[0] if client else "")
+        except _MissingScope as refusal:
+            scope[CALLER] = refusal.caller
+            if operation.is_audited:
+                service.admit(operation, refusal.caller)
+                await audit.refuse(service, operation, refusal.caller, values, request_id(scope))
+            raise
         scope[CALLER] = caller
         service.admit(operation, caller)
         reader = self._reader
@@ -85,7 +94,9 @@ class Endpoint:
             service=service,
             engine=service.engine,
             caller=caller,
-            request=Request(scope, receive),
+            scope=scope,
+            receive=receive,
+            headers=headers,
             path=path,
             query=query,
             body=body,
@@ -106,7 +117,8 @@ class Endpoint:
         if self._waits:
             await self._caller(headers, caller.address)
         if isinstance(finished.pieces, Feed) and operation.scope is not None:
-            finished.pieces.is_allowed = lambda: self._is_still(caller, headers)
+            shown = (operation.name, caller, headers.get(b"authorization"))
+            finished.pieces.permit = Permit(shown, lambda: self._is_still(caller, headers))
         return finished
 
     async def _is_still(self, caller: Caller, headers: dict[bytes, bytes]) -> bool:
@@ -167,8 +179,16 @@ class Endpoint:
                 headers={"WWW-Authenticate": 'Bearer realm="flowfabric"'},
             )
         if scope not in caller.scopes and Scope.ADMIN not in caller.scopes:
-            raise Problem(403, "forbidden", f"the API key lacks the scope {scope}")
+            raise _MissingScope(caller, scope)
         return caller
+
+
+class _MissingScope(Problem):
+    """The API key is known, and lacks the scope."""
+
+    def __init__(self, caller: Caller, scope: Scope) -> None:
+        super().__init__(403, "forbidden", f"the API key lacks the scope {scope}")
+        self.caller = caller
 
 
 def _headers(scope: ASGIScope) -> dict[bytes, bytes]:
@@ -206,6 +226,8 @@ def refused(error: Exception, scope: ASGIScope) -> Finished:
     """The answer for an error."""
     if isinstance(error, FlowFabricError):
         error = problems.problem_of(error)
+        if (operation := scope.get(OPERATION)) is not None:  # None: a page beside the operations
+            error = located(error, operation)
     elif not isinstance(error, Problem):
         log.error("request %s failed", request_id(scope), exc_info=error)
         error = problems.internal()
@@ -224,7 +246,7 @@ def request_id(scope: ASGIScope) -> str:
     """The id of a request, made when it is first asked for."""
     found: str | None = scope.get(REQUEST_ID)
     if found is None:
-        found = scope[REQUEST_ID] = uuid.uuid4().hex
+        found = scope[REQUEST_ID] = os.urandom(16).hex()
     return found
 
 
@@ -234,7 +256,18 @@ async def respond(scope: ASGIScope, send: Send, finished: Finished, receive: Rec
     headers.append((b"x-request-id", request_id(scope).encode()))
     if finished.pieces is None and finished.status not in (204, 304):
         headers.append((b"content-length", str(len(finished.body)).encode()))
-    await send({"type": "http.response.start", "status": finished.status, "headers": headers})
+    if (finished.pieces is None and len(finished.body) < WORTH_IT) or _EVENTS in headers:
+        await _send(scope, receive, send, finished)
+        return
+
+    async def app(scope: ASGIScope, receive: Receive | None, send: Send) -> None:
+        await _send(scope, receive, send, finished)
+
+    await compressing(app, scope)(scope, receive, send)
+
+
+async def _send(scope: ASGIScope, receive: Receive | None, send: Send, finished: Finished) -> None:
+    await send({"type": "http.response.start", "status": finished.status, "headers": finished.headers})
     if scope["method"] == "HEAD":
         await send({"type": "http.response.body", "body": b""})
         return

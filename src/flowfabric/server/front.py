@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from flowfabric.server import access_log, dispatch
+from flowfabric.server.compression import COMPRESSES
 from flowfabric.server.dispatch import CALLER, OPERATION, REQUEST_ID, ASGIScope, Receive, Send
 from flowfabric.server.headers import secured
 from flowfabric.server.limits import DEADLINE, Limits
@@ -87,6 +88,7 @@ class _Request:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         address, scope["scheme"] = front._proxies.resolve(peer[0], scope["scheme"], headers)
         scope["client"] = (address, peer[1])
+        scope[COMPRESSES] = True
         given = next((value for name, value in headers if name == b"x-request-id"), b"")
         if _REQUEST_ID.fullmatch(given):
             scope[REQUEST_ID] = given.decode()
@@ -94,7 +96,7 @@ class _Request:
         if telemetry is not None:
             telemetry.began()
         try:
-            if telemetry is not None and telemetry.traces is not None:
+            if telemetry is not None and telemetry.traces is not None and telemetry.traces.concern(headers):
                 with telemetry.traces.request(scope["method"], headers) as span:
                     await self._answer(address)
                     span.ended(self.route, self._status)
@@ -129,7 +131,7 @@ class _Request:
         """Refuse a request before anything looks at it."""
         names = [name for name, _ in self._scope["headers"]]
         if b"transfer-encoding" in names and b"content-length" in names:
-            # Whoever stands in front may have read another end of the body, and the rest as a request of its own.
+            # A proxy in front may have read another end of the body, and the rest as a request of its own.
             detail = "the body has two lengths: Content-Length and Transfer-Encoding"
             return Problem(400, "bad_request", detail, headers={"Connection": "close"})
         if self._scope["path"] in _PROBES:
@@ -206,7 +208,7 @@ class _Request:
     async def _sent(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            headers = secured(list(message.get("headers", ())), self._scope["scheme"])
+            headers = secured(message.get("headers", ()), self._scope["scheme"])
             if self._front._is_draining() and not any(name == b"connection" for name, _ in headers):
                 headers.append((b"connection", b"close"))
             message["headers"] = headers

@@ -211,18 +211,28 @@ class Graph:
 def located(error: FlowFabricError, node: str | None = None, names: Sequence[str] = ()) -> Problem:
     """A refusal with the place in the request: of a node by its name, or by the index that the engine names it by."""
     problem = problem_of(error)
-    if not isinstance(error, InvalidInput) or error.field is None:
+    if not isinstance(error, InvalidInput):
+        place, _, detail = (error.detail or "").partition(": ")
+        if (found := _NODE.fullmatch(place)) is None or int(found[1]) >= len(names):
+            return problem
+        inner = problem_of(ValidationFailed(error.kind, detail)).within(_pointer(["nodes", names[int(found[1])]]))
+        inner.detail = f"{names[int(found[1])]}: {detail}"
+        return inner
+    if error.field is None:
         return problem
     field: str | None = error.field
     if node is None and (found := _NODE.fullmatch(error.field)) is not None and int(found[1]) < len(names):
         node, field = names[int(found[1])], found[2]
     if node is None:
         return problem
-    parts = ["nodes", node, *_steps(field or "")]
-    pointer = "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
+    pointer = _pointer(["nodes", node, *_steps(field or "")])
     problem.errors = (FieldError(error.problem, pointer=pointer, allowed=error.allowed),)
     problem.detail = f"{node}: {error.detail}"
     return problem
+
+
+def _pointer(parts: Sequence[str]) -> str:
+    return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 def _steps(field: str) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
 
 from flowfabric.engine.acting import Actor
 from flowfabric.errors import FlowFabricError
@@ -15,9 +16,10 @@ from flowfabric.server.answers import Finished
 from flowfabric.server.call import Call
 from flowfabric.server.operation import Repeats
 from flowfabric.server.problems import Problem
-from flowfabric.values.kept_answer import AnswerKey, Repeat
+from flowfabric.values.kept_answer import AnswerKey, KeptAnswer, Repeat
 
 _REPEATED: Final = (b"idempotency-replayed", b"true")
+_PATIENCE = 5.0  # seconds that a request which failed or was cut off waits until its key may be used again
 
 
 async def once(
@@ -37,7 +39,7 @@ async def once(
         idempotency_key=call.idempotency_key or "",
         holder=uuid.uuid4(),
     )
-    earlier = await call.service.engine.begin_answer(key, _digest(call, data))
+    earlier = await _begin(call, key, _digest(call, data))
     match earlier.repeat:
         case Repeat.DONE if earlier.status is not None:
             headers = [(name.encode(), value.encode()) for name, value in earlier.headers.items()]
@@ -73,13 +75,37 @@ async def once(
         return await audit.acting(call, request_id, kept_work)
     except BaseException:
         # An answer that was kept stays, also if its commit is still under way: this waits for it.
-        with contextlib.suppress(FlowFabricError):
-            await call.service.engine.forget_answer(key)
+        await _for_a_while(call, _forget(call, key))
         raise
 
 
+async def _begin(call: Call, key: AnswerKey, digest: bytes) -> KeptAnswer:
+    begun = asyncio.ensure_future(call.service.engine.begin_answer(key, digest))
+    try:
+        return await asyncio.shield(begun)
+    except asyncio.CancelledError:
+        # The database may store it all the same: a request that is cut off here must not keep its key in use.
+        await _for_a_while(call, _forget(call, key, begun))
+        raise
+
+
+async def _forget(call: Call, key: AnswerKey, begun: asyncio.Future[KeptAnswer] | None = None) -> None:
+    with contextlib.suppress(FlowFabricError):
+        if begun is not None:
+            await begun
+        await call.service.engine.forget_answer(key)
+
+
+async def _for_a_while(call: Call, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for this, but not as long as a database may hang: it continues without the request."""
+    task = asyncio.ensure_future(work)
+    call.service.leaving.add(task)
+    task.add_done_callback(call.service.leaving.discard)
+    await asyncio.wait([task], timeout=_PATIENCE)
+
+
 def _digest(call: Call, data: bytes) -> bytes:
-    scope = call.request.scope
+    scope = call.scope
     asked = hashlib.sha256()
     for part in (
         scope["method"].encode(),

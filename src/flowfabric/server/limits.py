@@ -44,7 +44,7 @@ class Limits:
             )
 
     def take_link(self, address: str) -> None:
-        """The same for a link, which anybody may try."""
+        """The same for a link, which anyone may try."""
         if wait := self.links.take(address):
             raise Problem(429, "too_many_requests", "too many links are opened from this address",
                           headers={"Retry-After": retry_after(wait)})  # fmt: skip

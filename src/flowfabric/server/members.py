@@ -1,4 +1,4 @@
-"""Members that many requests have: the length of a page, and durations, which are numbers of seconds."""
+"""Members that many requests have: the length of a page, tags, and durations, which are numbers of seconds."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def span(seconds: float | None, field: str) -> timedelta | None:
     except OverflowError:
         pass
     raise InvalidInput(f"got {seconds}", field=field, allowed="a number of seconds")
+
+
+def tag_of(text: str | None) -> tuple[str, str] | None:
+    """The tag that a parameter `tag` names: its key and its value."""
+    if text is None:
+        return None
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidInput("not a tag", field="tag", allowed="key=value")
+    return key, value
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
-"""What `/metrics` says: counts and times of this process or of all processes of the server, and gauges of the database.
+"""The text of `/metrics`: counts and times of one or all processes of the server, and gauges of the database.
 
 The series of engine calls, claims and duties are those of `flowfabric.middleware.METRICS`; `SERVER_METRICS` are the
 server's own. Several processes share files (the multiprocess mode of `prometheus_client`), so that every process
-answers for all of them. The gauges of the database are the same whoever reads them: one query, kept for a few seconds.
+answers for all of them. The gauges of the database are the same for all readers: one query, kept for a few seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
@@ -48,6 +48,7 @@ STATES: Final = "flowfabric_stored_executions"
 BLOCKED: Final = "flowfabric_blocked"
 WORKERS: Final = "flowfabric_workers"
 SLOTS: Final = "flowfabric_slots"
+DENIED: Final = "flowfabric_claims_denied_total"
 SERVER_METRICS: Final[Mapping[str, Metric]] = {
     REQUESTS: Metric("counter", ("method", "path", "status"), "Requests, by the template of their path."),
     REQUEST_SECONDS: Metric(
@@ -79,6 +80,12 @@ STORED_METRICS: Final[Mapping[str, Metric]] = {
     WORKERS: Metric("gauge", (), "Workers that are alive."),
     SLOTS: Metric("gauge", (), "How many executions they can run at the same time."),
     CANCEL_BACKLOG: Metric("gauge", (), "Cancelled flows with members left to cancel."),
+    DENIED: Metric(
+        "counter",
+        ("reason", "dimension"),
+        "Executions that claims of the whole deployment found under a closed limit, since the schema was created:"
+        " `budget` with its dimension, `rate`, `concurrency`.",
+    ),
 }
 _OWN: Final = {**{name: one for name, one in METRICS.items() if name not in STORED_METRICS}, **SERVER_METRICS}
 
@@ -147,7 +154,8 @@ class _Stored(Collector):
 
     def collect(self) -> Iterator[Family]:
         for name, metric in STORED_METRICS.items():
-            family = GaugeMetricFamily(name, metric.text, labels=metric.labels)
+            make = CounterMetricFamily if metric.type == "counter" else GaugeMetricFamily
+            family = make(name, metric.text, labels=metric.labels)
             for labels, value in self._values(name):
                 family.add_metric(labels, value)
             yield family
@@ -171,6 +179,13 @@ class _Stored(Collector):
                 return [([], found.workers)]
             case "flowfabric_slots":
                 return [([], found.slots)]
+            case "flowfabric_claims_denied_total":
+                budgets = [(["budget", dimension], count) for dimension, count in sorted(found.denials.budgets.items())]
+                return [
+                    *budgets,
+                    (["rate", ""], found.denials.rate),
+                    (["concurrency", ""], found.denials.concurrency),
+                ]
             case _:
                 return [([], found.cancelling_flows)]
 

@@ -68,20 +68,48 @@ async def check_flow(call: Call, flow_id: FlowId | None) -> None:
 async def check_limits(call: Call, policies: Iterable[Mapping[str, Any] | None]) -> None:
     """Refuse policies that name limits outside the namespaces of the key: executions use them up, and wait for them.
 
-    Quotas belong to no namespace: the app, or an operator by a binding, lets executions of a namespace count in them.
+    So do those that the hooks of a policy submit. Quotas belong to no namespace: the app, or an operator by a binding,
+    lets executions of a namespace count in them.
     """
     if call.caller.namespaces is None:
         return
     for policy in policies:
-        named = policy or {}
-        for one in (*_listed(named.get("quota_policy_ids")), *_listed(named.get("quota_policy_id"))):
-            raise problems.not_found("quota_policy", one)
-        for one in _listed(named.get("budget_ids")):
-            await own_budget(call, BudgetId(parse_uuid(one, "policy.budget_ids")))
+        for named in (policy or {}, *(hook.get("policy") for hook in _hooks(policy or {}).values())):
+            if isinstance(named, Mapping):
+                await _check_limits(call, named)
 
 
-def _listed(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else () if value is None else (value,)
+async def _check_limits(call: Call, named: Mapping[str, Any]) -> None:
+    for one in (*_listed(named.get("quota_policy_ids")), *_listed(named.get("quota_policy_id"))):
+        raise problems.not_found("quota_policy", one)
+    for one in _listed(named.get("budget_ids")):
+        await own_budget(call, BudgetId(parse_uuid(one, "policy.budget_ids")))
+
+
+def own_hooks(caller: Caller, policy: Mapping[str, Any], namespace: str | None) -> Mapping[str, Any]:
+    """The policy of an execution in `namespace`: the hooks of a caller with namespaces submit to these only."""
+    if caller.namespaces is None or not (hooks := _hooks(policy)):
+        return policy
+    placed = dict(policy["hooks"])
+    for name, hook in hooks.items():
+        into = namespace if hook.get("namespace") is None else hook["namespace"]
+        if into not in caller.namespaces:
+            raise problems.not_found("namespace", into)
+        placed[name] = {**hook, "namespace": into}
+    return {**policy, "hooks": placed}
+
+
+def _hooks(policy: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The hooks of a policy that came as JSON."""
+    hooks = policy.get("hooks")
+    if not isinstance(hooks, Mapping):
+        return {}
+    return {name: hook for name, hook in hooks.items() if isinstance(hook, Mapping)}
+
+
+def _listed(value: Any) -> Iterable[str]:
+    """The ids that a member names; the engine refuses what is no text."""
+    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
 
 
 async def own_budget(call: Call, budget_id: BudgetId) -> BudgetStatus:

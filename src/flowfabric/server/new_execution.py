@@ -11,10 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from flowfabric.contracts.codecs import CannotDecode
+from flowfabric.contracts.policy_form import check_members, stored_policy
 from flowfabric.errors import InvalidInput
 from flowfabric.server import problems
 from flowfabric.server.call import Call
-from flowfabric.server.namespace import given_namespace
+from flowfabric.server.namespace import given_namespace, own_hooks
 from flowfabric.server.operation import Instant
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.tracing import with_trace
@@ -37,7 +38,10 @@ class SubmitExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     `input` replaces the arguments by bytes of your own. A time may be given as an instant or in seconds from now.
     `policy` is the whole policy of the execution (retries, timeouts, limits); without it the server's app, if it knows
-    the task, applies the task's options.
+    the task, applies the task's options. Its members are objects: `{"retry_policy": {"max_retries": 3, "backoff":
+    {"type": "exponential", "initial_delay_seconds": 1, "max_delay_seconds": 60, "multiplier": 2}}, "timeout_policy":
+    {"attempt_timeout_seconds": 300}, "routing_requirements": {"required_capabilities": ["gpu"]}, "budget_ids": [],
+    "quota_policy_ids": []}`.
     """
 
     execution_kind: str
@@ -80,9 +84,8 @@ def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False,
     else:
         payload = _encode(given.arguments) if given.arguments else b"{}"
     key = given.idempotency_key if in_batch else _key(call, given)
-    if task is None:
-        made = NewExecution(execution_kind=given.execution_kind, namespace=namespace or "")
-    else:
+    made = None
+    if task is not None:
         hooks = task.hooks(task.defaults, nested=nested)
         made = task.defaults.item(task.name, b"", None, hooks=hooks, limits=task.limit_names.limits(task.defaults))
         if namespace is not None:
@@ -96,26 +99,33 @@ def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False,
                     namespace=made.namespace, idempotency_key=key, flow_id=given.flow_id, count=PARTITION_VALUES
                 )
             payload, encoding = task.codecs.seal(payload, execution_id if task.codecs.binds else None)
-    changes: dict[str, Any] = {
-        "lane_id": given.lane_id,
-        "priority": given.priority,
-        "tags": with_trace(made.tags if given.tags is None else given.tags),
-        "policy": given.policy,
-        "delay_until": _moment(given.delay_until, given.delay_seconds, "delay_seconds"),
-        "execution_deadline_at": _moment(
-            given.execution_deadline_at, given.execution_deadline_seconds, "execution_deadline_seconds"
-        ),
+    members: dict[str, Any] = {
+        "input_payload": payload,
+        "payload_encoding": encoding,
+        "creator_identity": "" if call.caller.key_id is None else call.caller.name,
+        "idempotency_key": key,
+        "execution_id": execution_id,
+        "flow_id": given.flow_id,
     }
-    return msgspec.structs.replace(
-        made,
-        input_payload=payload,
-        payload_encoding=encoding,
-        creator_identity="" if call.caller.key_id is None else call.caller.name,
-        idempotency_key=key,
-        execution_id=execution_id,
-        flow_id=given.flow_id,
-        **{name: value for name, value in changes.items() if value is not None},
-    )
+    tags = given.tags if given.tags is not None or made is None else made.tags
+    if (tags := with_trace(tags)) is not None:
+        members["tags"] = tags
+    if given.lane_id is not None:
+        members["lane_id"] = given.lane_id
+    if given.priority is not None:
+        members["priority"] = given.priority
+    if given.policy is not None:
+        check_members(given.policy)
+        members["policy"] = stored_policy(own_hooks(call.caller, given.policy, namespace))
+    delay = _moment(given.delay_until, given.delay_seconds, "delay_seconds")
+    if delay is not None:
+        members["delay_until"] = delay
+    deadline = _moment(given.execution_deadline_at, given.execution_deadline_seconds, "execution_deadline_seconds")
+    if deadline is not None:
+        members["execution_deadline_at"] = deadline
+    if made is None:
+        return NewExecution(execution_kind=given.execution_kind, namespace=namespace or "", **members)
+    return msgspec.structs.replace(made, **members)
 
 
 def _key(call: Call, given: SubmitExecution) -> str | None:

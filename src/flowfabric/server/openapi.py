@@ -51,9 +51,9 @@ _PROBLEMS: Final[Mapping[int, str]] = {
     415: "The body is not sent as JSON.",
     422: "Members of the body, the query or the path are wrong, missing or unknown.",
     429: "Too many requests, or no room under a limit; `Retry-After` says when to come back.",
-    500: "The server failed, or lost its database.",
-    503: "Not offered by this deployment, or the server is shutting down.",
-    504: "What the request waited for did not happen in time; it goes on.",
+    500: "The server failed.",
+    503: "The database is away, full or read-only, the server is shutting down, or this deployment does not offer it.",
+    504: "What the request waited for did not happen in time; it continues.",
 }
 _WITHIN: Final[Mapping[Within, str]] = {
     Within.EXECUTION: "an API key with namespaces finds only executions of these",
@@ -161,6 +161,9 @@ def _parameters(one: Operation, schemas: Schemas) -> list[dict[str, Any]]:
     if one.repeats in _REPEATS:
         key = {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"}
         found.append({"name": "Idempotency-Key", "in": "header", "description": _REPEATS[one.repeats], "schema": key})
+    if "after" in one.query.__struct_fields__ and one.streams:
+        words = "Continue after this event: its id. It wins over `after`."
+        found.append({"name": "Last-Event-ID", "in": "header", "description": words, "schema": {"type": "string"}})
     if one.etag and one.method == "GET":
         words = "The `ETag` of an earlier response: 304 without a body if it is still the same."
         found.append({"name": "If-None-Match", "in": "header", "description": words, "schema": {"type": "string"}})
@@ -190,8 +193,7 @@ def _responses(one: Operation, named: Mapping[str, Operation], schemas: Schemas)
             headers["Link"] = _header('The next page, `rel="next"`.')
         if status == 201:
             headers["Location"] = _header("The path of what was made.")
-        links = {name: _link(named[name], member) for name, member in one.links.items() if name in named}
-        if links and answer is not None:
+        if links := _links(one, answer, named, made=status == HTTPStatus.CREATED):
             made["links"] = links
         found[str(status)] = made
     for status in statuses(one):
@@ -256,7 +258,20 @@ def _is_page(one: Operation) -> bool:
     return Page in union_members(_returned(one.handler))
 
 
-def _link(target: Operation, member: str) -> dict[str, Any]:
-    names = Reader(target).names
-    name = member if member in names else names[-1]
-    return {"operationId": target.name, "parameters": {f"path.{name}": f"$response.body#/{member}"}}
+def _links(one: Operation, answer: Any, named: Mapping[str, Operation], *, made: bool) -> dict[str, Any]:
+    """The operations that take the id which this answer has: of what was made, or of the first item of a list."""
+    prefix = ""
+    if _is_page(one):
+        answer, prefix = get_args(answer)[0], "items/0/"
+    elif one.method != "POST":
+        return {}
+    takes = {target.name: names[0] for target in named.values() if len(names := Reader(target).names) == 1}
+    own = () if made else Reader(one).names
+    members = [name for each in union_members(answer) if is_record(each) for name in get_type_hints(each)]
+    ids = (name for name in members if name.endswith("_id") and name not in own and name in takes.values())
+    name = next(ids, None)
+    return {
+        target: {"operationId": target, "parameters": {f"path.{name}": f"$response.body#/{prefix}{name}"}}
+        for target, taken in takes.items()
+        if taken == name
+    }

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -63,7 +64,7 @@ class Operation:
     method: Method
     path: str  # a template such as `/v1/executions/{execution_id}/cancel`
     handler: Callable[[Call], Awaitable[Any]]
-    scope: Scope | None  # None: nobody has to show a key
+    scope: Scope | None  # None: no key is needed
     within: Within
     engine: tuple[str, ...] = ()  # the operations of `Engine` that it puts behind HTTP
     query: type[Struct] = Empty
@@ -78,19 +79,18 @@ class Operation:
     no_store: bool = False
     by_owner: bool = False  # only the owner of the schema may do it: it runs on the owner's connection, if there is one
     streams: bool = False  # the answer has no end of its own: no time limit, no compression
-    links: Mapping[str, str] = field(default_factory=dict)  # name of an operation -> member of the answer that it takes
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Its name in the OpenAPI document, in logs and in the audit log: that of its handler."""
         return self.handler.__name__
 
-    @property
+    @cached_property
     def chapter(self) -> str:
         """The noun it belongs to: the module of its handler."""
         return self.handler.__module__.rpartition(".")[2]
 
-    @property
+    @cached_property
     def is_audited(self) -> bool:
         """Whether the audit log has a row for each call: a mutation that needs `operate`, `admin` or a link."""
         return self.method != "GET" and self.scope in (None, Scope.OPERATE, Scope.ADMIN)

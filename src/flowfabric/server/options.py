@@ -120,7 +120,7 @@ def _check(options: Options) -> None:
             raise InvalidInput("missing", field=f"--{other.replace('_', '-')}", allowed="the certificate and its key")
     if options.auth == "none" and not options.is_loopback:
         raise InvalidInput(
-            f"not on {options.host}: everybody who reaches it could do everything",
+            f"not on {options.host}: anyone who reaches it could do everything",
             field="--auth none",
             allowed="an address of this machine alone, such as 127.0.0.1",
         )

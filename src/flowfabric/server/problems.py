@@ -22,6 +22,7 @@ from flowfabric.errors import (
     PayloadRefused,
     ResourceExhausted,
     TransportError,
+    ValidationFailed,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +75,10 @@ OWN: Final[Mapping[str, OwnCode]] = {
         401, False, "The request shows no API key, or one that is unknown, expired or revoked. Send"
         " `Authorization: Bearer ffk_...`."
     ),
-    "forbidden": OwnCode(403, False, "The API key lacks the scope that the operation needs."),
+    "forbidden": OwnCode(
+        403, False, "The API key lacks the scope that the operation needs, hides payloads, or has namespaces while the"
+        " operation concerns all; the detail says which."
+    ),
     "method_not_allowed": OwnCode(405, False, "The path exists, but not with this method; `Allow` lists those it has."),
     "not_acceptable": OwnCode(406, False, "The answer has none of the media types of `Accept`."),
     "precondition_failed": OwnCode(
@@ -168,6 +172,10 @@ def title(code: str) -> str:
     return code.replace("_", " ").capitalize().replace("json", "JSON")
 
 
+# Where the capabilities of each side of a claim are in a request.
+_CAPABILITIES: Final = {"required": "/policy/routing_requirements/required_capabilities", "worker": "/capabilities"}
+
+
 def not_found(what: str, of: object) -> Problem:
     """The one answer for what is unknown and for what belongs to another namespace."""
     return problem_of(NotFound(what, of))
@@ -182,6 +190,12 @@ def problem_of(error: FlowFabricError) -> Problem:
     match error:
         case InvalidInput(field=str() as name):
             errors = (FieldError(error.problem, pointer=pointer_of(name), allowed=error.allowed),)
+        case ValidationFailed(kind="invalid_policy_json"):
+            path, colon, problem = detail.partition(":")
+            errors = (FieldError(problem.strip() or path, pointer=pointer_of(f"policy.{path}" if colon else "policy")),)
+        case ValidationFailed(kind="invalid_capabilities") if (side := detail.partition(":")[0]) in _CAPABILITIES:
+            problem = detail.partition(":")[2]
+            errors = (FieldError(problem.replace("_", " "), pointer=_CAPABILITIES[side]),)
         case PayloadRefused():
             errors = (FieldError(error.problem, pointer=pointer_of(error.field), allowed=error.allowed),)
         case NotFound():
@@ -256,7 +270,7 @@ TEXTS: Final[Mapping[str, str]] = {
     "rotation_conflict": "Another signing key of this id exists, with another secret.",
     "duplicate_submission": "The id, or the idempotency key, belongs to another submission.",
     "instance_in_use": "Another worker has registered under this instance id.",
-    "api_key_exists": "Another API key has this id.",
+    "api_key_exists": "Another API key that is not revoked has this name. Revoke or rotate it, or choose another name.",
     "state_conflict": "The state of the execution, the waitpoint or the flow does not allow it; `kind` says what is in"
     " the way.",
     "already_satisfied": "It has been done, or is no longer needed.",

@@ -101,6 +101,9 @@ def protocol_class(
             else:
                 self._watch_reader(unread)
 
+        def _unsupported_upgrade_warning(self) -> None:
+            """Say nothing: a client may offer other protocols, and gets its answer in this one."""
+
         def send_400_response(self, msg: str) -> None:
             self._refuse(400, "bad_request", msg.rstrip("."), None)
 

@@ -30,8 +30,8 @@ class TrustedProxies:
     def resolve(self, peer: str, scheme: str, headers: Headers) -> tuple[str, str]:
         """Return the client's address and the scheme it used.
 
-        Each proxy appends the address that it saw, so the last one that is not a proxy's is the client's; what stands
-        before it the client may have invented. A broken list counts up to the break.
+        Each proxy appends the address that it saw, so the last one that is not a proxy's is the client's; the
+        client may have invented those before it. A broken list counts up to the break.
         """
         if not self._networks or not self.trusts(peer):
             return peer, scheme

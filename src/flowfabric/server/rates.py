@@ -10,6 +10,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 
 from flowfabric.server.options import Rate
 
@@ -50,6 +51,7 @@ def retry_after(seconds: float) -> str:
     return str(max(1, math.ceil(seconds)))
 
 
+@lru_cache(maxsize=4096)
 def address_group(address: str) -> str:
     """Whose bucket an address uses: of IPv6 that of its network, of which one machine has all addresses."""
     try:

@@ -15,7 +15,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.server.answers import union_members
 from flowfabric.server.operation import Operation
 from flowfabric.server.problems import FieldError, Problem
-from flowfabric.server.wrong_members import wrong_members
+from flowfabric.server.wrong_members import allowed_values, wrong_members
 from flowfabric.values.ids import parse_uuid
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -98,7 +98,7 @@ class Reader:
             try:
                 msgspec.convert(given[name], one.type, strict=False)
             except msgspec.ValidationError as error:
-                yield FieldError(_located(error)[0], parameter=name)
+                yield FieldError(_located(error)[0], parameter=name, allowed=allowed_values(one.type))
 
     def body(self, data: bytes, content_type: bytes | None) -> Any:
         """The record of the body; None for an operation that takes none."""

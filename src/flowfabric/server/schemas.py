@@ -7,11 +7,12 @@ base64, a record of several has the member `status`.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from types import NoneType
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import msgspec
@@ -122,7 +123,7 @@ class Schemas:
             required.append(tag)
         for one in fields(record):
             name = json_name(one.encode_name, one.type)
-            properties[name] = self.of(one.type, answer=answer) | _default(one, answer=answer)
+            properties[name] = self.of(_shown_type(record, one), answer=answer) | _default(one, answer=answer)
             if (answer and not _may_be_left_out(one, config)) or (not answer and one.required):
                 required.append(name)
         schema: Schema = {"type": "object", "title": _name(record)}
@@ -136,10 +137,16 @@ class Schemas:
         return schema
 
 
+def _shown_type(record: type[Struct], one: FieldInfo) -> Any:
+    """The type of a member: that of the property which JSON shows in place of the field, if there is one."""
+    found = getattr(record, one.encode_name, None)
+    return get_type_hints(found.fget)["return"] if isinstance(found, property) else one.type
+
+
 def described(thing: Any) -> str:
-    """The docstring of a record or a handler, unless it has none of its own."""
+    """The docstring of a record or a handler, unless it has none of its own; None is null in JSON."""
     words = thing.__doc__
-    return "" if not words or words == Struct.__doc__ else inspect.cleandoc(words)
+    return "" if not words or words == Struct.__doc__ else re.sub(r"\bNone\b", "null", inspect.cleandoc(words))
 
 
 def _name(record: type) -> str:
@@ -177,6 +184,6 @@ def _bounds(of: Any, marks: Sequence[Any]) -> Schema:
 
 
 def request_schema(record: type[Struct]) -> Schema:
-    """A schema of one request record that stands alone."""
+    """The schema of one request record, with everything it refers to."""
     made = Schemas("#/$defs/{}")
     return {**made.of(record, answer=False), "$defs": made.components}

@@ -45,7 +45,7 @@ class NoKeys:
 
 
 class Service:
-    """The engine, and what stands between it and the requests of one process."""
+    """The engine of one process of the server, and everything that its requests share."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Service:
         self._outcomes = Outcomes(engine, log.debug)
         self.draining = asyncio.Event()  # set when the process is about to end: waiting requests are answered
         self.clients = Clients(self.draining)
+        self.leaving: set[asyncio.Task[None]] = set()  # what requests that are over have left to do
         self.limits = Limits()
         self.telemetry: Telemetry | None = None
         self.gauges: StoredGauges | None = None

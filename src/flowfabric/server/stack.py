@@ -1,11 +1,9 @@
-"""The app inside everything that stands between it and the network."""
+"""The app inside the layers between it and the network."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
-
-from starlette.middleware.gzip import GZipMiddleware
 
 from flowfabric.server.app import create_app
 from flowfabric.server.cors import Cors
@@ -16,8 +14,6 @@ from flowfabric.server.proxies import TrustedProxies
 from flowfabric.server.service import Service
 from flowfabric.server.telemetry import Telemetry
 
-_WORTH_IT = 1024  # bytes; shorter answers are not compressed
-
 
 def stack(service: Service, options: Options, telemetry: Telemetry) -> Any:
     """The ASGI application that `flowfabric server` serves."""
@@ -26,7 +22,6 @@ def stack(service: Service, options: Options, telemetry: Telemetry) -> Any:
 
 def around(app: Any, service: Service, options: Options, telemetry: Telemetry) -> Front:
     """An application inside everything else."""
-    app = GZipMiddleware(app, minimum_size=_WORTH_IT, compresslevel=5)  # leaves server-sent events as they are
     if options.cors_origins:
         app = Cors(app, options.cors_origins)
     return Front(

@@ -51,6 +51,7 @@ class RequestTraces:
 
     def __init__(self, tracer_provider: Any = None) -> None:
         self._tracer: Any = None
+        self._has_provider = tracer_provider is not None
         try:
             from opentelemetry import trace  # noqa: PLC0415 - an extra
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
@@ -59,6 +60,15 @@ class RequestTraces:
         self._api = trace
         self._context = TraceContextTextMapPropagator()
         self._tracer = trace.get_tracer("flowfabric.server", tracer_provider=tracer_provider)
+
+    def concern(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether there is anything to do for a request: spans are recorded, or it has a context to pass on."""
+        return self._records() or any(name in _HEADERS for name, _ in headers)
+
+    def _records(self) -> bool:
+        if self._tracer is None:
+            return False
+        return self._has_provider or not isinstance(self._api.get_tracer_provider(), self._api.ProxyTracerProvider)
 
     @contextmanager
     def request(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> Iterator[Span]:

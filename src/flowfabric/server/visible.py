@@ -74,7 +74,13 @@ class DeliveredSignal(Struct, frozen=True, kw_only=True):
 
 
 class RecordedEvent(Struct, frozen=True, kw_only=True):
-    """One transition. `cursor` is its position in the log; `families` are those it belongs to."""
+    """One transition. `cursor` is its position in the log; `families` are those it belongs to.
+
+    What happened is in the member of its family, and `reason` may say why: `lease_type` (`acquired`, `renewed`,
+    `expired`, `reclaimed`, `revoked`), `outcome` (`success`, `failed`, `cancelled`, `expired`, `skipped`),
+    `operator_type`, `signal_effect` or `worker_type`. A task that begins to wait is `revoked` with the reason
+    `suspend`. Members that do not apply are null.
+    """
 
     cursor: str
     families: tuple[Family, ...]

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
+from types import NoneType
 from typing import Any, Final
 from uuid import UUID
 
@@ -16,10 +17,12 @@ import msgspec
 from jsonschema import Draft202012Validator, FormatChecker
 from msgspec import Struct
 
+from flowfabric.server.answers import union_members
 from flowfabric.server.problems import FieldError
-from flowfabric.server.schemas import request_schema
+from flowfabric.server.schemas import Schema, Schemas, request_schema
 
 MOST: Final = 50  # wrong members that a problem lists
+_FORMATS: Final = {"uuid": "a UUID", "date-time": "an instant such as 2030-01-31T12:00:00Z"}
 _TYPES: Final = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
 _WORDS: Final = {
     "minimum": "at least {}", "maximum": "at most {}", "exclusiveMinimum": "more than {}",
@@ -67,6 +70,25 @@ def wrong_members(record: type[Struct], data: bytes) -> list[FieldError]:
     return sorted(found[:MOST], key=lambda one: one.pointer or "")
 
 
+def allowed_values(tp: Any) -> str | None:
+    """What a parameter of this type takes, in words; None: any text."""
+    schemas = [Schemas().of(one, answer=False) for one in union_members(tp) if one is not NoneType]
+    found = [words for one in schemas if (words := _allowed(one.get("items", one))) is not None]
+    return " or ".join(found) or None
+
+
+def _allowed(schema: Schema) -> str | None:
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if "format" in schema:
+        return _FORMATS[schema["format"]]
+    kind = {"integer": "an integer", "number": "a number", "boolean": "true, false"}.get(schema.get("type", ""))
+    if kind is None:
+        return None
+    bounds = [_WORDS[word].format(schema[word]) for word in ("minimum", "maximum") if word in schema]
+    return " of ".join(filter(None, (kind, " and ".join(bounds))))
+
+
 def _told(error: Any) -> Iterator[FieldError]:
     """What an error of jsonschema says, for each member it concerns."""
     where = pointer(error.absolute_path)
@@ -93,8 +115,7 @@ def _told(error: Any) -> Iterator[FieldError]:
             allowed = error.validator_value if error.validator == "enum" else [error.validator_value]
             yield FieldError("none of the allowed values", pointer=where, allowed=", ".join(map(str, allowed)))
         case "format":
-            allowed = "a UUID" if error.validator_value == "uuid" else "an instant such as 2030-01-31T12:00:00Z"
-            yield FieldError("not of this form", pointer=where, allowed=allowed)
+            yield FieldError("not of this form", pointer=where, allowed=_FORMATS[error.validator_value])
         case word:
             allowed = _WORDS.get(str(word), f"{word} {{}}").format(error.validator_value)
             yield FieldError("out of bounds", pointer=where, allowed=allowed)

@@ -72,7 +72,7 @@ def parse_api_key(text: object) -> ApiKeyText | None:
 class ApiKey(Struct, frozen=True, kw_only=True):
     """An API key without its secret. `namespaces` are the only ones it reaches; None: all.
 
-    With `hides_payloads` its answers contain no inputs, results, steps, frames or tracebacks.
+    With `hides_payloads` responses contain no inputs, results, steps, frames or tracebacks.
     """
 
     key_id: str
@@ -113,7 +113,7 @@ class StoredApiKey(Struct, frozen=True, kw_only=True):
 
 
 def stored_digests(digest: bytes | None, old: bytes | None) -> tuple[bytes, bytes]:
-    """Return two digests to compare with, whatever is stored. No secret has the one that stands in."""
+    """Return two digests to compare with. A missing one is replaced by one that no secret has."""
     return digest or _NO_DIGEST, old or _NO_DIGEST
 
 

@@ -62,7 +62,9 @@ class EventCursor(Struct, frozen=True):
         position, epoch = map(int, found.groups()) if found is not None else (-1, 0)
         if not (0 <= position < 2**63 and epoch < 2**32):
             raise InvalidInput(
-                f"not a cursor of the event log: {text!r}", field="cursor", allowed="<position>.<epoch>, as str(cursor)"
+                f"not a cursor of the event log: {text!r}",
+                field="cursor",
+                allowed="<position>.<epoch> such as 4711.0, or 0",
             )
         return cls(position, epoch)
 

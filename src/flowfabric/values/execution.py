@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from flowfabric.values.attempt import CurrentAttempt
 from flowfabric.values.ids import ExecutionId, FlowId
@@ -98,7 +98,7 @@ class Execution(Struct, frozen=True, kw_only=True):
     quota_policy_ids: tuple[UUID, ...]
     priority: int
     public_state: State
-    stored_blocking_reason: str | None
+    stored_blocking_reason: str | None = field(name="blocking_reason")  # in JSON the property of that name
     blocking_detail: str | None
     pending: str | None
     resume_pending: bool

@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct
 
+from flowfabric.values.held import Denials
+
 
 class LaneGauge(Struct, frozen=True, kw_only=True):
     """A lane: how many executions wait in it for a worker, and for how long the oldest of them has existed."""
@@ -20,7 +22,7 @@ class Gauges(Struct, frozen=True, kw_only=True):
 
     `states` has those that can be counted without reading all executions: `waiting` (for a worker), `active`,
     `delayed`, `suspended`, `waiting_children` (without members of flows), `rate_limited`, and the unsuccessful ends.
-    `blocked` counts by blocking reason.
+    `blocked` counts by blocking reason. `denials` is what `Engine.read_denials` returns, up to a few seconds late.
     """
 
     at: datetime
@@ -30,3 +32,4 @@ class Gauges(Struct, frozen=True, kw_only=True):
     workers: int
     slots: int
     cancelling_flows: int
+    denials: Denials

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 from uuid import UUID, uuid5
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from flowfabric.values.ids import QuotaPolicyId
 
@@ -39,7 +39,12 @@ class QuotaLimits(Struct, frozen=True, kw_only=True):
     max_requests_per_window: int
     requests_per_window_seconds: int
     active_concurrency_cap: int
-    jitter_ms: int
+    jitter_ms: int = field(name="jitter_seconds")  # in JSON the property of that name
+
+    @property
+    def jitter_seconds(self) -> float:
+        """The same in seconds."""
+        return self.jitter_ms / 1000
 
 
 class QuotaPolicy(Struct, frozen=True, kw_only=True):
@@ -106,8 +111,10 @@ class QuotaRound(Struct, frozen=True, kw_only=True):
 
 
 class UnblockRound(Struct, frozen=True, kw_only=True):
-    """One page of the duty `unblock`: how many executions became claimable, and how many limits it looked at."""
+    """One page of the duty `unblock`: how many executions became claimable, how many limits it looked at, or failed."""
 
     promoted: int
     looked: int
+    failed: int = 0
+    message: str | None = None
     last: tuple[UUID, str] | None

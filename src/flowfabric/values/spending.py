@@ -208,7 +208,7 @@ class QuotaSpec(Struct, frozen=True, kw_only=True):
 
 
 class FoundLimit(Struct, frozen=True, kw_only=True):
-    """A budget or a quota that is stored: its id by its name, and the tag that a quota is kept by."""
+    """A budget or a quota that is stored: its id by its name, and the tag per whose value a quota counts."""
 
     what: Literal["budget", "quota"]
     name: str

@@ -19,7 +19,6 @@ Visibility: TypeAlias = Literal["all", "exclude_best_effort"]
 
 MAX_FRAME: Final = 65_536
 MAX_FRAME_TYPE: Final = 128
-MAX_DOCUMENT: Final = 1 << 20
 MAX_PATCH_DEPTH: Final = 16
 NULL_SENTINEL: Final = "__ff_null__"
 """In a summary patch: a value that is null in the document. A plain null deletes the key."""

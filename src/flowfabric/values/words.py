@@ -1,4 +1,4 @@
-"""The words that calls return whose answer is one of a few: each is a string, and a closed choice for type checkers."""
+"""Results of calls that return one of a few words: each is a string, and a closed choice for type checkers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class PolicySet(StrEnum):
-    """The answer of `set_edge_group_policy`."""
+    """The result of `set_edge_group_policy`."""
 
     SET = "Set"
     ALREADY_SET = "AlreadySet"
@@ -23,7 +23,7 @@ class Eligibility(StrEnum):
 
 
 class Resolution(StrEnum):
-    """The answer of `resolve_dependency`."""
+    """The result of `resolve_dependency`."""
 
     SATISFIED = "Satisfied"
     IMPOSSIBLE = "Impossible"
@@ -31,7 +31,7 @@ class Resolution(StrEnum):
 
 
 class Promotion(StrEnum):
-    """The answer of `promote_delayed`."""
+    """The result of `promote_delayed`."""
 
     PROMOTED = "promoted"
     NOT_YET_DUE = "not_yet_due"
@@ -41,7 +41,7 @@ class Promotion(StrEnum):
 
 
 class Expiry(StrEnum):
-    """The answer of `expire_execution`."""
+    """The result of `expire_execution`."""
 
     EXPIRED = "expired"
     RETRY_SCHEDULED = "retry_scheduled"
@@ -51,7 +51,7 @@ class Expiry(StrEnum):
 
 
 class Drain(StrEnum):
-    """The answer of `drain_sibling_cancel_group`."""
+    """The result of `drain_sibling_cancel_group`."""
 
     DRAINED = "drained"
     ALREADY_DRAINED = "already_drained"
@@ -60,7 +60,7 @@ class Drain(StrEnum):
 
 
 class GroupRepair(StrEnum):
-    """The answer of `reconcile_sibling_cancel_group`."""
+    """The result of `reconcile_sibling_cancel_group`."""
 
     SREMMED_STALE = "sremmed_stale"
     COMPLETED_DRAIN = "completed_drain"
@@ -68,7 +68,7 @@ class GroupRepair(StrEnum):
 
 
 class GrantCheck(StrEnum):
-    """The answer of `verify_grant`."""
+    """The result of `verify_grant`."""
 
     OK = "ok"
     MALFORMED = "malformed"
@@ -79,7 +79,7 @@ class GrantCheck(StrEnum):
 
 
 class TokenCheck(StrEnum):
-    """The answer of `probe_waitpoint`."""
+    """The result of `probe_waitpoint`."""
 
     OK = "ok"
     MISMATCH = "mismatch"

@@ -105,29 +105,19 @@ class Claims:
     async def claim(self, limit: int) -> list[Claimed]:
         """Claim up to this many executions."""
         worker = self._worker
+        given: dict[str, Any] = {
+            "limit": limit,
+            "worker_id": worker.worker_id,
+            "worker_instance_id": worker.instance_id,
+            "capabilities": worker.capabilities,
+            "kinds": self._kinds,
+            "namespace": worker.namespace,
+            "lease_ttl": worker.lease_ttl,
+            "asleep": self._asleep,
+        }
         if len(worker.lanes) == 1:
-            return await worker.engine.claim_many(
-                next(iter(worker.lanes)),
-                limit=limit,
-                worker_id=worker.worker_id,
-                worker_instance_id=worker.instance_id,
-                capabilities=worker.capabilities,
-                kinds=self._kinds,
-                namespace=worker.namespace,
-                lease_ttl=worker.lease_ttl,
-                asleep=self._asleep,
-            )
-        return await worker.engine.claim_lanes(
-            self._shares.of(limit),
-            limit=limit,
-            worker_id=worker.worker_id,
-            worker_instance_id=worker.instance_id,
-            capabilities=worker.capabilities,
-            kinds=self._kinds,
-            namespace=worker.namespace,
-            lease_ttl=worker.lease_ttl,
-            asleep=self._asleep,
-        )
+            return await worker.engine.claim_many(next(iter(worker.lanes)), **given)
+        return await worker.engine.claim_lanes(self._shares.of(limit), **given)
 
     @property
     def free_slots(self) -> int:

@@ -1,4 +1,4 @@
-"""A worker starts an embedded server again that died or was told to stop. Of several workers one does."""
+"""A worker starts an embedded server again that died or was asked to stop. Of several workers one does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flowfabric.engine.service import revive_embedded
 from flowfabric.errors import FlowFabricError
 
 log = logging.getLogger("flowfabric.worker")
-_LOOK = 1.0  # seconds between two looks, each of which asks the kernel for a lock
+_POLL = 1.0  # seconds between two polls, each of which asks the kernel for a lock
 _AFTER_FAILURE = 30.0
 _PROBLEMS = {"died": "had died", "shutting_down": "was shutting down and waited for its clients"}
 
@@ -19,7 +19,7 @@ _PROBLEMS = {"died": "had died", "shutting_down": "was shutting down and waited 
 async def keep_alive(place: Path, stopping: asyncio.Event) -> None:
     """Look after the embedded server until `stopping`."""
     while not stopping.is_set():
-        pause = _LOOK
+        pause = _POLL
         try:
             if problem := await revive_embedded(place):
                 log.warning("the embedded server in %s %s; this worker started it again", place, _PROBLEMS[problem])

@@ -35,6 +35,7 @@ from tests.sql.bad_input.table import (
     UUID_TEXT,
     UUIDS,
     Case,
+    a_flow_id,
     an_edge,
     as_edge,
     as_flow,
@@ -52,7 +53,7 @@ CASES = [
     # flows: graphs
     Case(
         "submit_flow",
-        lambda world: {**as_nodes(world), "flow_id": mint_uuid()},
+        lambda world: {**as_nodes(world), "flow_id": a_flow_id()},
         nodes=by_field([*NODES, lambda world: [as_node("a", NewEdge(upstream=world.upstream))]]),
         flow_kind=by_field([None, *TEXTS]),
         namespace=by_field([None, *TEXTS]),
@@ -61,7 +62,7 @@ CASES = [
     ),
     Case(
         "submit_flow",
-        lambda world: {**as_nodes(world), "flow_id": mint_uuid()},
+        lambda world: {**as_nodes(world), "flow_id": a_flow_id()},
         nodes=by_kind("invalid_policy_json", [[as_node("a", execution_policy=value)] for value in POLICIES]),
     ),
     Case("extend_flow", as_nodes, **ONE_FLOW, nodes=by_field(NODES)),

@@ -28,7 +28,7 @@ begin
                  create_executions create_one create_waitpoint delay delay_as_operator deliver_signal
                  deliver_signal_as_operator drop_frames drop_owned fail fail_as_operator find expire_suspension forget_usage heartbeat_worker issue_claim_grant issue_reclaim_grant
                  mark_worker_dead open_wait park progress reclaim reconcile_quotas record_steps redact_execution refuse_signals register_worker release
-                 release_admission release_as_operator renew replay revoke_lease run_one settle_wait signal_by_key stop_changed submit_child suspend unblock unblock_limited count_denials unwatch
+                 release_admission release_as_operator renew replay resume_execution revoke_lease run_one settle_wait signal_by_key stop_changed submit_child suspend unblock unblock_limited count_denials unwatch
                  update_quota_policy verify_grant
                  wait_children wait_children_as_operator use_budgets report_usage_admin record_spend create_budget update_budget
                  bind_limit unbind_limit reset_budget release_budget reset_due_budgets collect_ended reconcile_budgets pause_for_budget

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from flowfabric.cli._options import Dsn, Json, Wide
-from flowfabric.cli._program import Group
+from flowfabric.cli._program import Group, default_of
 from flowfabric.cli.flow import cancel, delete, export, ls, replay, show, tail, wait
 
 app = typer.Typer(
@@ -15,14 +14,8 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _default(ctx: typer.Context, wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """Draw, list, export, follow, wait for, cancel, replay and delete flows. Without a command: ls."""
-    if ctx.invoked_subcommand is None:
-        ls.ls(wide=wide, json=json, dsn=dsn)
-
-
 for _command in (
     ls.ls, show.show, export.export, tail.tail, wait.wait, cancel.cancel, replay.replay, delete.delete,
 ):  # fmt: skip
     app.command()(_command)
+default_of(app)(ls.ls)

@@ -10,7 +10,7 @@ import typer
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve_flow
 from flowfabric.cli._options import Dsn, Json, Yes
-from flowfabric.cli._program import NO, TIMEOUT, confirm, tell
+from flowfabric.cli._program import NO, TIMEOUT, confirm, exit_with, tell
 from flowfabric.cli.flow._frame import named_flow, read_frame
 from flowfabric.cli.flow._options import Id
 from flowfabric.errors import TimedOut
@@ -86,5 +86,4 @@ def cancel(
                 _output.note(f"{one} could not be cancelled yet; a worker tries again in the background")
         return NO if failed else 0
 
-    if code := ask(dsn, work):
-        raise typer.Exit(code)
+    exit_with(ask(dsn, work))

@@ -9,7 +9,7 @@ import typer
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve_flow
 from flowfabric.cli._options import Dsn, Json, login_name
-from flowfabric.cli._program import NO
+from flowfabric.cli._program import NO, exit_with
 from flowfabric.cli.flow._frame import MOST_FAILURES, read_frame
 from flowfabric.cli.flow._options import Id
 from flowfabric.values.flow import FlowGraph, FlowNode
@@ -67,8 +67,7 @@ def replay(flow: Id, reason: Reason = None, json: Json = False, dsn: Dsn = None)
                 _output.note(_output.printable(f"{named(one)} refused: {why}"))
         return NO if refused else 0
 
-    if code := ask(dsn, work):
-        raise typer.Exit(code)
+    exit_with(ask(dsn, work))
 
 
 def _nothing_to_replay(graph: FlowGraph) -> str:

@@ -11,11 +11,11 @@ import typer
 
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve_flow
-from flowfabric.cli._options import Dsn, Json, parse_duration
-from flowfabric.cli._program import NO
+from flowfabric.cli._live import parse_interval
+from flowfabric.cli._options import Dsn, Json
+from flowfabric.cli._program import NO, exit_with
 from flowfabric.cli.flow._frame import Frame, age, failures, read_frame
 from flowfabric.cli.flow._options import Expand, Id
-from flowfabric.errors import InvalidInput
 from flowfabric.values.flow import FlowState
 from flowfabric.values.state import State
 
@@ -41,9 +41,7 @@ def show(
 
     If the output is not a terminal, --watch prints the flow again whenever it changed; with --json one line each.
     """
-    pause = parse_duration(interval, "--interval").total_seconds()
-    if not 0.1 <= pause <= 3600:
-        raise InvalidInput(f"got {interval!r}", field="--interval", allowed="100ms to 1h")
+    pause = parse_interval(interval)
 
     async def work(engine: Engine) -> int:
         flow_id = await resolve_flow(engine, flow)
@@ -60,8 +58,7 @@ def show(
             frame = await _live(engine, frame, pause, expand=expand)
         return 0 if frame.state == FlowState.COMPLETED else NO
 
-    if code := ask(dsn, work):
-        raise typer.Exit(code)
+    exit_with(ask(dsn, work))
 
 
 async def _follow(engine: Engine, frame: Frame, pause: float, *, expand: bool, as_json: bool) -> Frame:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve_flow
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Json
-from flowfabric.cli._program import NO
+from flowfabric.cli._program import NO, exit_with
 from flowfabric.cli.flow._options import Id
 from flowfabric.cli.flow.wait import client_of
 from flowfabric.cli.tail import Live, Raw, Types, page_of, show_all
@@ -47,8 +45,7 @@ def tail(
         _output.note(f"flowfabric: flow {flow_id} is {state}")
         return NO
 
-    if code := ask(dsn, work, notifications=True):
-        raise typer.Exit(code)
+    exit_with(ask(dsn, work, notifications=True))
 
 
 async def _nothing() -> None:

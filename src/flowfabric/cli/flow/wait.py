@@ -5,14 +5,12 @@ from __future__ import annotations
 import json as _json
 from typing import TYPE_CHECKING
 
-import typer
-
 from flowfabric.cli import _output
 from flowfabric.cli._database import ask, resolve_flow
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Json, parse_duration
 from flowfabric.cli._output import Column
-from flowfabric.cli._program import NO, TIMEOUT
+from flowfabric.cli._program import NO, TIMEOUT, exit_with
 from flowfabric.cli.flow._frame import Frame, failures, read_frame
 from flowfabric.cli.flow._options import Id
 from flowfabric.cli.wait import Timeout
@@ -60,8 +58,7 @@ def wait(flow: Id, timeout: Timeout = None, app: AppOption = None, json: Json = 
         _tell_end(frame, members, None if known is None else known.codecs, as_json=json)
         return 0 if frame.state == FlowState.COMPLETED else NO
 
-    if code := ask(dsn, work, notifications=True):
-        raise typer.Exit(code)
+    exit_with(ask(dsn, work, notifications=True))
 
 
 def client_of(engine: Engine, known: App | None) -> AsyncClient:

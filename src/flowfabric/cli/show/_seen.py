@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -23,15 +25,18 @@ if TYPE_CHECKING:
     from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
     from flowfabric.values.attempt import Attempt
+    from flowfabric.values.budget import BudgetStatus
     from flowfabric.values.child import Child
     from flowfabric.values.event import Event, EventCursor
     from flowfabric.values.execution import Execution, ExecutionContext, Result
+    from flowfabric.values.held import Held
     from flowfabric.values.signal import RecordedSignal
     from flowfabric.values.step import Step
     from flowfabric.values.stream import Frame, Summary
     from flowfabric.values.wait import PendingWaitpoint, Suspension
     from flowfabric.values.worker import Unserved
 
+_BEFORE = 100  # executions that wait for the same limit, of which the position is told
 _FRAMES = 5
 _SIGNALS = 100  # how many of the newest people get to see
 _EVENT_PAGES = 20  # of 1,000 events each
@@ -67,7 +72,7 @@ class FailureHook(Struct, frozen=True, kw_only=True):
 
 
 class HeldBy(Struct, frozen=True, kw_only=True):
-    """The limit that holds it back, and what would let it go, in words."""
+    """The limit that holds it back, and what would release it, in words."""
 
     what: str
     name: str
@@ -162,21 +167,47 @@ async def _held(engine: Engine, found: Execution) -> HeldBy | None:
     if quota is not None:
         title = quota.name or str(quota.quota_policy_id)
         of_key = f" of {quota.key} {held.key}" if quota.key else ""
+        before = await _before(engine, held, held.key)
         if held.retry_at is not None:
             until = "room in the window of its rate"
         else:
             until = f"the end of one of the {quota.limits.active_concurrency_cap} that run{of_key}"
-        until += f", or `flowfabric quotas set {title}`"
+        until += f", or `flowfabric quotas set {shlex.quote(title)}`"
         what, key = "quota", held.key if quota.key else ""
     else:
         budget = await engine.get_budget_status(BudgetId(held.limit_id))
         title, what, key = budget.name, "budget", ""
-        until = f"`flowfabric budgets raise {title}`, or a reset" + (
-            f" at {_output.when(budget.next_reset_at)}" if budget.next_reset_at else ""
-        )
+        until = _until(budget, held.needs)
+        before = await _before(engine, held, None)
+    if before:
+        others = f"{before} other{'s' if before > 1 else ''}" if before < _BEFORE else f"at least {before} others"
+        until += f", after {others} that it lets continue first"
     return HeldBy(
         what=what, name=title, key=key, since=held.blocked_at, retry_at=held.retry_at, needs=held.needs, until=until
     )
+
+
+async def _before(engine: Engine, held: Held, key: str | None) -> int:
+    """How many executions the same limit releases before this one; at most `_BEFORE` are counted."""
+    first = (await engine.list_held(held.limit_id, key=key, limit=_BEFORE)).items
+    return next((place for place, one in enumerate(first) if one.execution_id == held.execution_id), len(first))
+
+
+def _until(budget: BudgetStatus, needs: Mapping[str, int]) -> str:
+    """What would let an execution continue that a budget holds: the least raise, and a reset if it makes room."""
+    raises: list[str] = []
+    resets = True
+    for dimension, limit in budget.hard_limits.items():
+        needed = needs.get(dimension, 0)
+        used = budget.usage.get(dimension, 0)
+        missing = max(used + budget.held.get(dimension, 0) + needed - limit if needed else 0, used + 1 - limit)
+        if limit and missing > 0:
+            raises.append(f"{dimension}={missing}")
+            resets = resets and needed <= limit
+    text = " ".join(["`flowfabric budgets raise", shlex.quote(budget.name), *raises]) + "`"
+    if resets:
+        text += ", or a reset" + (f" at {_output.when(budget.next_reset_at)}" if budget.next_reset_at else "")
+    return text
 
 
 async def _limits(engine: Engine, found: Execution) -> LimitsOf | None:
@@ -216,7 +247,7 @@ async def _hook(engine: Engine, found: Execution) -> FailureHook | None:
 
 
 async def _unserved(engine: Engine, target: ExecutionId) -> Unserved | None:
-    """Why no worker claims it, if it waits for one in vain."""
+    """Why no worker claims it, if no worker can."""
     found = await engine.find_unserved([target])
     return found[0] if found else None
 

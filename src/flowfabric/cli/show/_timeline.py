@@ -16,6 +16,7 @@ _GIVEN_UP = {
     "suspend": ("suspended", ""),
     "worker_park": ("parked", "waits without a worker"),
     "failed_retry_scheduled": ("failed", "is retried"),
+    "waiting_for_budget": ("paused", "gave its worker back until its budgets have room"),
     "steps_changed": ("stopped", "its code has changed: waits for code that fits"),
 }
 _INTERNAL = frozenset(("new_lease_epoch", "branch", "groups_reset"))  # details for programs

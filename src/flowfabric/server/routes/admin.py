@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from flowfabric.engine.reads import Place
 from flowfabric.errors import Conflict, InvalidInput
 from flowfabric.server import cursors
 from flowfabric.server.call import Answer, Call, EventStream, Page
+from flowfabric.server.members import Limit, span
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.server.sse import Lines
@@ -34,7 +35,7 @@ class ListApiKeys(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     usable: bool = False
     cursor: str | None = None
-    limit: int = 100
+    limit: Limit = 100
 
 
 class CreateApiKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,7 +89,7 @@ class ListAudit(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     since: datetime | None = None
     until: datetime | None = None
     cursor: str | None = None
-    limit: int = 100
+    limit: Limit = 100
 
 
 class ExportExecutions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,9 +130,10 @@ async def create_api_key(call: Call) -> Answer:
     The answer is the only one that ever has the secret: a repeat with the same `Idempotency-Key` is refused.
     """
     body: CreateApiKey = call.body
+    _check_hides(call, body.hides_payloads)
     if body.expires_at is not None and body.expires_seconds is not None:
         raise InvalidInput("given with expires_at", field="expires_seconds", allowed="one of them")
-    expires = body.expires_at if body.expires_seconds is None else seconds(body.expires_seconds, "expires_seconds")
+    expires = body.expires_at if body.expires_seconds is None else span(body.expires_seconds, "expires_seconds")
     made = await call.engine.create_api_key(
         body.name, body.scopes, namespaces=body.namespaces, hides_payloads=body.hides_payloads, expires=expires
     )
@@ -144,10 +146,16 @@ async def rotate_api_key(call: Call) -> ShownApiKey:
 
     Its id, name and rights stay. The secret before works for another `grace_seconds`.
     """
-    made = await call.engine.rotate_api_key(
-        call.path["key_id"], grace=seconds(call.body.grace_seconds, "grace_seconds")
-    )
+    if (known := (await call.engine.read_api_key(call.path["key_id"])).api_key) is not None:
+        _check_hides(call, known.hides_payloads)
+    made = await call.engine.rotate_api_key(call.path["key_id"], grace=span(call.body.grace_seconds, "grace_seconds"))
     return ShownApiKey(key_id=made.key_id, name=made.name, key=made.key.reveal())
+
+
+def _check_hides(call: Call, hides_payloads: bool) -> None:
+    """Refuse to show a key that shows payloads to one that hides them: it would use it to see them."""
+    if call.caller.hides_payloads and not hides_payloads:
+        raise Problem(403, "forbidden", "the API key hides payloads, and the other one would show them")
 
 
 async def revoke_api_key(call: Call) -> Answer:
@@ -162,7 +170,7 @@ async def revoke_api_key(call: Call) -> Answer:
 async def rotate_waitpoint_secret(call: Call) -> Answer:
     """Sign waitpoint tokens with a new key from now on.
 
-    The server generates the secret and shows it to nobody. Tokens and links signed with the key before stay valid for
+    The server generates the secret and never shows it. Tokens and links signed with the key before stay valid for
     `grace_seconds`. Only the owner of the schema may do this: 503 unless the server has the owner's address.
     """
     if call.service.owner is None:
@@ -174,9 +182,9 @@ async def rotate_waitpoint_secret(call: Call) -> Answer:
             retryable=False,
         )
     body: RotateWaitpointSecret = call.body
-    kid = body.kid or f"k{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(4)}"
+    kid = f"k{datetime.now(UTC):%Y%m%d}-{secrets.token_hex(4)}" if body.kid is None else body.kid
     (done,) = await call.engine.rotate_waitpoint_hmac_secret_all(
-        kid, secrets.token_hex(32), seconds(body.grace_seconds, "grace_seconds")
+        kid, secrets.token_hex(32), span(body.grace_seconds, "grace_seconds")
     )
     result = done.result
     if isinstance(result, Conflict):
@@ -254,14 +262,6 @@ async def _exported(call: Call, execution_id: ExecutionId) -> Any:
     return line
 
 
-def seconds(value: float, field: str) -> timedelta:
-    """Seconds as a duration."""
-    try:
-        return timedelta(seconds=value)
-    except (OverflowError, ValueError):
-        raise InvalidInput(f"got {value!r}", field=field, allowed="a number of seconds") from None
-
-
 OPERATIONS = (
     Operation(
         method="GET", path="/v1/api-keys", handler=list_api_keys, engine=("list_api_keys",), scope=Scope.ADMIN,
@@ -270,7 +270,6 @@ OPERATIONS = (
     Operation(
         method="POST", path="/v1/api-keys", handler=create_api_key, engine=("create_api_key",), scope=Scope.ADMIN,
         within=Within.EVERY, body=CreateApiKey, answers={201: ShownApiKey}, repeats=Repeats.SECRET, no_store=True,
-        links={"revoke_api_key": "key_id"},
     ),
     Operation(
         method="POST", path="/v1/api-keys/{key_id}/rotate", handler=rotate_api_key, engine=("rotate_api_key",),

@@ -286,7 +286,6 @@ OPERATIONS = (
     Operation(
         method="POST", path="/v1/budgets", handler=create_budget, engine=("create_budget",), scope=Scope.OPERATE,
         within=Within.GIVEN, body=CreateBudget, answers={201: BudgetCreated, 200: BudgetExists}, repeats=Repeats.KEPT,
-        links={"get_budget": "budget_id"},
     ),
     Operation(
         method="GET", path="/v1/budgets/{budget_id}", handler=get_budget,

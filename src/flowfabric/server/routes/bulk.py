@@ -94,12 +94,12 @@ OPERATIONS = (
     Operation(
         method="POST", path="/v1/bulk/cancel", handler=cancel_many, engine=("create_bulk", "preview_bulk"),
         scope=Scope.OPERATE, within=Within.ITEMS, body=ChangeMany, answers={202: BulkJob, 200: BulkPreview},
-        repeats=Repeats.KEPT, links={"get_bulk": "bulk_id"},
+        repeats=Repeats.KEPT,
     ),
     Operation(
         method="POST", path="/v1/bulk/replay", handler=replay_many, engine=("create_bulk", "preview_bulk"),
         scope=Scope.OPERATE, within=Within.ITEMS, body=ChangeMany, answers={202: BulkJob, 200: BulkPreview},
-        repeats=Repeats.KEPT, links={"get_bulk": "bulk_id"},
+        repeats=Repeats.KEPT,
     ),
     Operation(
         method="GET", path="/v1/bulk/{bulk_id}", handler=get_bulk, engine=("read_bulk",), scope=Scope.OPERATE,

@@ -145,7 +145,7 @@ async def replay_execution(call: Call) -> Replayed:
 
 
 async def fork_execution(call: Call) -> Answer:
-    """Start a new execution that has the steps recorded before one, and does the rest anew.
+    """Start a new execution that has the steps recorded before one, and runs the rest.
 
     The other one is not changed. Results of children are kept; waits are asked again.
     """
@@ -164,7 +164,7 @@ async def fork_execution(call: Call) -> Answer:
     return Answer(
         status=201,
         body=Forked(execution_id=made, forked_from=target, forked_before=body.before_step),
-        headers={"Location": f"{call.request.scope.get('root_path', '')}/v1/executions/{made}"},
+        headers={"Location": f"{call.scope.get('root_path', '')}/v1/executions/{made}"},
     )
 
 
@@ -311,7 +311,6 @@ OPERATIONS = (
     Operation(
         method="POST", path=f"{_ID}/fork", handler=fork_execution, engine=("fork_execution",), scope=Scope.OPERATE,
         within=Within.EXECUTION, body=ForkExecution, answers={201: Forked}, limit=MEDIUM, repeats=Repeats.KEPT,
-        links={"get_execution": "execution_id"},
     ),
     Operation(
         method="POST", path=f"{_ID}/revoke-lease", handler=revoke_lease, engine=("revoke_lease",),

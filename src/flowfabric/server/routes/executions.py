@@ -13,6 +13,7 @@ from flowfabric.engine.reads import Place
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.server import cursors, problems, visible
 from flowfabric.server.call import Answer, Call, Page
+from flowfabric.server.members import tag_of
 from flowfabric.server.namespace import check_flow, check_limits
 from flowfabric.server.new_execution import SubmitExecution, new_execution
 from flowfabric.server.operation import LARGE, Instant, Operation, Repeats, Scope, Within
@@ -144,18 +145,12 @@ async def list_executions(call: Call) -> Page:
 
 
 def _filters(query: ListExecutions, namespace: str | None) -> Mapping[str, Any]:
-    tag = None
-    if query.tag is not None:
-        key, equals, value = query.tag.partition("=")
-        if not equals:
-            raise InvalidInput("not a tag", field="tag", allowed="key=value")
-        tag = (key, value)
     return {
         "namespace": namespace,
         "lane_ids": query.lane,
         "kinds": query.kind,
         "states": query.state,
-        "tag": tag,
+        "tag": tag_of(query.tag),
         "flow_id": query.flow_id,
         "parent_id": query.parent_id,
         "created_from": query.created_from,
@@ -180,7 +175,7 @@ async def submit_execution(call: Call) -> Answer:
     return Answer(
         body=made,
         status=201 if type(made) is Created else 200,
-        headers={"Location": f"{call.request.scope.get('root_path', '')}/v1/executions/{made.execution_id}"},
+        headers={"Location": f"{call.scope.get('root_path', '')}/v1/executions/{made.execution_id}"},
     )
 
 
@@ -202,11 +197,13 @@ async def submit_batch(call: Call) -> BatchSubmitted:
     answers: list[CreatedItem | DuplicateItem | RefusedItem | None] = [None] * len(given)
     items: list[NewExecution] = []
     places: list[int] = []
+    is_limited = call.caller.namespaces is not None
     for place, one in enumerate(given):
         try:
             item = new_execution(call, one, in_batch=True)
-            await check_flow(call, item.flow_id)
-            await check_limits(call, [one.policy])
+            if is_limited:
+                await check_flow(call, item.flow_id)
+                await check_limits(call, [one.policy])
             items.append(item)
             places.append(place)
         except (FlowFabricError, Problem) as error:
@@ -216,13 +213,12 @@ async def submit_batch(call: Call) -> BatchSubmitted:
         if isinstance(verdict, FlowFabricError):
             answers[place] = _refused(call, verdict, place)
             continue
+        if isinstance(verdict, Created):
+            answers[place] = CreatedItem(execution_id=verdict.execution_id, public_state=verdict.public_state)
+            continue
         try:
             await _check_known(call, item, verdict)
-            answers[place] = (
-                CreatedItem(execution_id=verdict.execution_id, public_state=verdict.public_state)
-                if isinstance(verdict, Created)
-                else DuplicateItem(execution_id=verdict.execution_id)
-            )
+            answers[place] = DuplicateItem(execution_id=verdict.execution_id)
         except Problem as error:
             answers[place] = _refused(call, error, place)
     return BatchSubmitted(items=tuple(one for one in answers if one is not None))
@@ -230,7 +226,7 @@ async def submit_batch(call: Call) -> BatchSubmitted:
 
 def _refused(call: Call, error: FlowFabricError | Problem, place: int) -> RefusedItem:
     problem = error if isinstance(error, Problem) else problems.problem_of(error)
-    return RefusedItem(problem=problem.within(f"/items/{place}").document("", call.request.scope.get("root_path", "")))
+    return RefusedItem(problem=problem.within(f"/items/{place}").document("", call.scope.get("root_path", "")))
 
 
 async def get_execution(call: Call) -> Execution:
@@ -387,7 +383,7 @@ OPERATIONS = (
         method="POST", path="/v1/executions", handler=submit_execution,
         engine=("create_execution", "create_many", "create_alike", "is_plain", "mint_id"), scope=Scope.SUBMIT,
         within=Within.GIVEN, body=SubmitExecution, answers={201: Created, 200: Duplicate}, limit=LARGE,
-        repeats=Repeats.OWN, links={"get_execution": "execution_id", "get_outcome": "execution_id"},
+        repeats=Repeats.OWN,
     ),
     Operation(
         method="POST", path="/v1/executions/batch", handler=submit_batch, engine=("create_many",), scope=Scope.SUBMIT,

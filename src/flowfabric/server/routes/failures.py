@@ -7,8 +7,8 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from flowfabric.errors import InvalidInput
 from flowfabric.server.call import Call
+from flowfabric.server.members import Limit, tag_of
 from flowfabric.server.namespace import given_namespace
 from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.values.failure import Failures
@@ -26,7 +26,7 @@ class ListFailures(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     created_from: datetime | None = None
     created_before: datetime | None = None
     most: int = 10_000
-    limit: int = 100
+    limit: Limit = 100
 
 
 async def list_failures(call: Call) -> Failures:
@@ -43,7 +43,7 @@ async def list_failures(call: Call) -> Failures:
         lane_ids=query.lane,
         kinds=query.kind,
         states=query.state or (State.FAILED, State.EXPIRED),
-        tag=_tag(query.tag),
+        tag=tag_of(query.tag),
         created_from=query.created_from,
         created_before=query.created_before,
         most=query.most,
@@ -52,15 +52,6 @@ async def list_failures(call: Call) -> Failures:
     if call.caller.hides_payloads:
         found = replace(found, groups=tuple(replace(one, message="", last_text="") for one in found.groups))
     return found
-
-
-def _tag(text: str | None) -> tuple[str, str] | None:
-    if text is None:
-        return None
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise InvalidInput("not a tag", field="tag", allowed="key=value")
-    return key, value
 
 
 OPERATIONS = (

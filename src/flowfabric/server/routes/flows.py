@@ -12,11 +12,13 @@ from msgspec import Meta, Struct
 from flowfabric import drawing
 from flowfabric.app.flow_builder import KEYS
 from flowfabric.contracts import json_form
+from flowfabric.engine.acting import Actor
 from flowfabric.engine.flow_reads import Member, member_cursor
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, TimedOut, ValidationFailed
 from flowfabric.server.answers import etag
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.graphs import FlowNode, Graph, Join, located
+from flowfabric.server.members import Limit
 from flowfabric.server.namespace import check_limits
 from flowfabric.server.operation import LARGE, Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
@@ -64,7 +66,7 @@ _DRAWINGS: Final = {
 class ListFlows(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespace: str | None = None
     kind: str | None = None
-    limit: int = 50
+    limit: Limit = 50
     cursor: str | None = None
 
 
@@ -256,10 +258,16 @@ async def submit_flow(call: Call) -> Answer:
         except ValidationFailed as error:
             raise located(error, names=list(body.nodes)) from None
     else:
-        empty = await call.engine.create_flow(flow_id, flow_kind=body.flow_kind, namespace=namespace)
-        existed = isinstance(empty, FlowExists)
-        if not existed and body.tags:
-            await call.engine.set_flow_tags(flow_id, body.tags)
+        actor = Actor(name=call.caller.name, operation=call.operation.name, is_audited=False)
+        async with call.engine.acting(actor) as engine:  # the flow with its tags, or nothing
+            empty = await engine.create_flow(flow_id, flow_kind=body.flow_kind, namespace=namespace)
+            existed = isinstance(empty, FlowExists)
+            if not existed and body.tags:
+                try:
+                    await engine.set_flow_tags(flow_id, body.tags)
+                except FlowFabricError:
+                    engine.roll_back()
+                    raise
         nodes = await _nodes(call, flow_id) if existed else {}
         made = FlowSubmitted(flow_id=flow_id, nodes=nodes, existed=existed)
     if made.existed:
@@ -605,7 +613,6 @@ OPERATIONS = (
         answers={201: SubmittedFlow, 200: SubmittedFlow},
         limit=LARGE,
         repeats=Repeats.OWN,
-        links={"get_flow": "flow_id", "draw_flow": "flow_id", "read_flow_results": "flow_id", "cancel_flow": "flow_id"},
     ),
     Operation(
         method="GET",

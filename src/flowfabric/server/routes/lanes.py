@@ -7,13 +7,14 @@ from msgspec import Struct
 from flowfabric.errors import NotFound
 from flowfabric.server.answers import matches
 from flowfabric.server.call import Answer, Call, Page
+from flowfabric.server.members import Limit
 from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.values.lane import Lane, LaneState, LaneStats
 
 
 class ListLanes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    limit: int = 100
+    limit: Limit = 100
     cursor: str | None = None
 
 

@@ -283,7 +283,7 @@ async def _misfit(call: Call, callback: Callback, given: _Given, error: PayloadR
 
 def _plain(call: Call, problem: Problem) -> Answer:
     """A refusal for programs, without the id of the request: it is the same for all."""
-    document = problem.document("", call.request.scope.get("root_path", ""))
+    document = problem.document("", call.scope.get("root_path", ""))
     return Answer(body=problems.encode(document), media=problems.MEDIA, headers=_HEADERS)
 
 

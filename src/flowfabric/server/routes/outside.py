@@ -91,10 +91,10 @@ async def problem(call: Call) -> ProblemPage:
 
 async def openapi(call: Call) -> Answer:
     """Return the OpenAPI document of this server."""
-    return Answer(body=_document(call.request.scope.get("root_path", "")), media="application/json")
+    return Answer(body=_document(call.scope.get("root_path", "")), media="application/json")
 
 
-@lru_cache(maxsize=8)  # by where the app is mounted; anybody may ask, and to write it takes longer than to answer
+@lru_cache(maxsize=8)  # by where the app is mounted; anyone may ask, and writing it takes longer than sending it
 def _document(base: str) -> bytes:
     from flowfabric.server.operations import OPERATIONS as TABLE  # noqa: PLC0415 - the table has this module in it
 

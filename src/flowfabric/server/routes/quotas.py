@@ -167,7 +167,7 @@ OPERATIONS = (
     Operation(
         method="POST", path="/v1/quotas", handler=create_quota, engine=("create_quota_policy",), scope=Scope.OPERATE,
         within=Within.EVERY, body=CreateQuota, answers={201: QuotaPolicyCreated, 200: QuotaPolicyExists},
-        repeats=Repeats.KEPT, links={"get_quota": "quota_policy_id"},
+        repeats=Repeats.KEPT,
     ),
     Operation(
         method="GET", path="/v1/quotas/{quota_policy_id}", handler=get_quota,

@@ -15,6 +15,7 @@ from flowfabric.contracts.json_form import payload_or_problem
 from flowfabric.contracts.json_types import ENCODER
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.server.call import Answer, Call, Page
+from flowfabric.server.members import Limit
 from flowfabric.server.new_execution import SubmitExecution, new_execution
 from flowfabric.server.operation import LARGE, Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
@@ -31,7 +32,7 @@ _PATH: Final = "/v1/schedules/{name}"
 
 class ListSchedules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     namespace: str | None = None
-    limit: int = 100
+    limit: Limit = 100
     cursor: str | None = None
 
 
@@ -195,7 +196,7 @@ def _timing(body: PutSchedule) -> Timing:
 
 
 def _checked(call: Call, body: PutSchedule) -> NewExecution:
-    """What is submitted at each time. Checked now: a submission at three in the morning tells nobody."""
+    """What is submitted at each time. Checked now: no caller sees the error of a later submission."""
     item = new_execution(
         call,
         SubmitExecution(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.contracts.json_form import to_json
@@ -33,7 +33,7 @@ class TailStream(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Frames after the id `after`; `block_seconds` is how long to wait for the first, at most 30."""
 
     after: str = "0-0"
-    block_seconds: float = 0
+    block_seconds: Annotated[float, Meta(ge=0, le=30)] = 0
     limit: Limit = 50
     visibility: Visibility = "all"
 
@@ -98,12 +98,12 @@ async def read_stream(call: Call) -> Frames:
 async def tail_stream(call: Call) -> Frames:
     """Wait for frames of an attempt after an id: a long poll.
 
-    It returns as soon as there is a frame, the stream is closed, the time is over, or the server stops.
+    It returns as soon as there is a frame, the stream is closed, the time has passed, or the server stops.
     """
     asked: TailStream = call.query
     check_payloads(call)
     block = span(asked.block_seconds, "block_seconds")
-    more_time(call.request.scope, asked.block_seconds)
+    more_time(call.scope, asked.block_seconds)
 
     async def tail(block: timedelta) -> StreamPage:
         with named(block="block_seconds"):
@@ -118,10 +118,12 @@ async def tail_stream(call: Call) -> Frames:
 async def follow_stream(call: Call) -> Answer:
     """Follow the frames of an attempt as server-sent events.
 
-    The event has the name of the frame's type, and its text as the data (base64 if it is not text). `Last-Event-ID`
-    continues after an event. `gap`: frames are missing here, because newer ones displaced them. `end`: the stream is
-    closed, and another connection with the id of this event gets 204. `bye`: the server stops; connect
-    again. A comment comes every 15 seconds.
+    The data of an event is the text of a frame (base64 if it is not text), and its name the frame's `type`. Frames that
+    the task emitted without a type have no name; `EventSource` receives them as `message`. A change of the summary is
+    `summary_delta`. Without `Last-Event-ID` or `after` the first frame that is kept comes first. The id of an event is
+    not the id of its frame: only this operation takes it. `gap`: frames are missing here, because newer ones displaced
+    them. `end`: the stream is closed, and another connection with the id of this event gets 204. `bye`: the server
+    stops; connect again. A comment comes every 15 seconds.
     """
     asked: FollowStream = call.query
     check_payloads(call)

@@ -6,7 +6,6 @@ people therefore counts different keys.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,6 +14,7 @@ from msgspec import Struct
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.server.answering import send
 from flowfabric.server.call import Call, Page
+from flowfabric.server.members import Limit, span
 from flowfabric.server.operation import MEDIUM, Operation, Repeats, Scope, Within
 from flowfabric.values.callback import callback_text
 from flowfabric.values.ids import ExecutionId, parse_uuid
@@ -28,12 +28,12 @@ class ListWaits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     lane: str | None = None
     namespace: str | None = None
     key: str | None = None
-    limit: int = 50
+    limit: Limit = 50
     cursor: str | None = None
 
 
 class ListPendingWaitpoints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    limit: int = 100
+    limit: Limit = 100
     cursor: str | None = None
 
 
@@ -64,7 +64,10 @@ class RejectExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ShownToken(Struct, frozen=True, kw_only=True):
-    """The right to signal one waitpoint. `link` is None unless the server knows its public address."""
+    """The right to signal one waitpoint. `link` is None unless the server knows its public address.
+
+    The path of the link is `/w/` and the `callback`, also then.
+    """
 
     execution_id: ExecutionId
     waitpoint_id: UUID
@@ -120,8 +123,9 @@ async def signal_execution(call: Call) -> Accepted | DuplicateSignal:
 
     Without `waitpoint_id` it reaches the open waitpoint with the key `key`; an execution that waits at one only needs
     none. With `waitpoint_id` it needs the token too. The sender is the API key, by its name. The payload must fit what
-    the task waits for, otherwise the signal is refused (422) and nothing is recorded. `Idempotency-Key`: the same key
-    at the same waitpoint is the same signal.
+    the task waits for, otherwise the signal is refused (422) and nothing is recorded. 404: no such waitpoint is open,
+    because it was answered, or the execution does not wait yet or has ended. `Idempotency-Key`: the same key at the
+    same waitpoint is the same signal.
     """
     body = call.body
     if (body.waitpoint_id is None) != (body.waitpoint_token is None):
@@ -134,9 +138,9 @@ async def signal_execution(call: Call) -> Accepted | DuplicateSignal:
             raise InvalidInput("given with a waitpoint_id", field="key", allowed="one of key and waitpoint_id")
     more: dict[str, Any] = {}
     if body.dedup_ttl_seconds is not None:
-        more["dedup_ttl"] = _span(body.dedup_ttl_seconds, "dedup_ttl_seconds")
+        more["dedup_ttl"] = span(body.dedup_ttl_seconds, "dedup_ttl_seconds")
     if body.resume_delay_seconds is not None:
-        more["resume_delay"] = _span(body.resume_delay_seconds, "resume_delay_seconds")
+        more["resume_delay"] = span(body.resume_delay_seconds, "resume_delay_seconds")
     return await send(
         call,
         call.path["execution_id"],
@@ -156,7 +160,7 @@ async def approve_execution(call: Call) -> Accepted | DuplicateSignal:
     """Send the signal `approved` to an execution that waits.
 
     Who approves is the API key, by its name. A second approval by the same key is a duplicate and does not count as
-    another person.
+    another person. 404: no waitpoint is open.
     """
     return await _decide(call, "approved", call.body.payload)
 
@@ -184,13 +188,6 @@ async def _decide(call: Call, name: str, payload: Any) -> Accepted | DuplicateSi
     )
 
 
-def _span(seconds: float, field: str) -> timedelta:
-    try:
-        return timedelta(seconds=seconds)
-    except (OverflowError, ValueError):
-        raise InvalidInput(f"got {seconds}", field=field, allowed="a number of seconds") from None
-
-
 _DECISION: Final = {200: Accepted | DuplicateSignal}
 OPERATIONS = (
     Operation(
@@ -203,7 +200,6 @@ OPERATIONS = (
         query=ListWaits,
         answers={200: list[Wait]},
         etag=True,
-        links={"approve_execution": "items/0/execution_id"},
     ),
     Operation(
         method="GET",

@@ -108,7 +108,7 @@ class Changes:
                 asked = [request for request in self._held.values() if request is not None]
                 background(self._stop(differs(memory, asked)), "flowfabric changed code")
         elif questions and self._patience > 0:
-            # A branch that cannot be judged may still ask for what is missing. The answer is for good, so it waits.
+            # A branch that cannot be judged may still ask for what is missing. The decision is final, so it waits.
             self._answer([opened for opened in self._held if opened not in questions], False)
             pause = max(_CALL, (_PATIENCE - self._patience) / 2)
             self._patience -= pause

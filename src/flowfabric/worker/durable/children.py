@@ -17,13 +17,7 @@ from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission
 from flowfabric.contracts.codecs import shown
 from flowfabric.contracts.value_types import ValueType
-from flowfabric.errors import (
-    Conflict,
-    ExecutionNotActive,
-    InvalidInput,
-    LeaseLost,
-    TimedOut,
-)
+from flowfabric.errors import Conflict, InvalidInput, TimedOut
 from flowfabric.values.checks import MAX_PAYLOAD
 from flowfabric.values.execution import Created, Duplicate, Outcome
 from flowfabric.values.flow import FlowOutcome
@@ -82,7 +76,7 @@ async def _submit_child(running: Running, name: str, use: int, submission: Submi
     refuses = options.on_duplicate in ("raise", "replace") and bool(item.idempotency_key)
     while True:
         try:
-            with running.calling():
+            with running.leased(), running.calling():
                 verdict = await engine.submit_child(
                     running.handle, name, use, item, detached=is_detached, refuse_known=refuses
                 )
@@ -92,9 +86,6 @@ async def _submit_child(running: Running, name: str, use: int, submission: Submi
             existing = Duplicate(parse_execution_id(error.existing))
             await creating.check_kind(engine, existing, item.execution_kind)
             refuses = await creating.is_free(engine, existing, item, options)
-        except (LeaseLost, ExecutionNotActive) as error:
-            running.worker.handlers.lost(running, error)
-            raise
     is_new = isinstance(verdict, Created)
     return Run(verdict.execution_id, kind=submission.kind, connector=running.worker.app, is_new=is_new)
 
@@ -142,23 +133,19 @@ class _ChildFlow:
         if hook is not None:
             await hook.before(running, self._step, self._use)
         await running.mark_read()
-        try:
-            with running.calling():
-                made = await running.worker.engine.submit_child_flow(
-                    running.handle,
-                    self._step,
-                    self._use,
-                    nodes,
-                    flow_id=flow_id,
-                    seed=self.seed,
-                    flow_kind=name,
-                    namespace=namespace,
-                    tags=tags,
-                    detached=detached,
-                )
-        except (LeaseLost, ExecutionNotActive) as error:
-            running.worker.handlers.lost(running, error)
-            raise
+        with running.leased(), running.calling():
+            made = await running.worker.engine.submit_child_flow(
+                running.handle,
+                self._step,
+                self._use,
+                nodes,
+                flow_id=flow_id,
+                seed=self.seed,
+                flow_kind=name,
+                namespace=namespace,
+                tags=tags,
+                detached=detached,
+            )
         if hook is not None:
             await hook.after(running, self._step, self._use)
         return made

@@ -93,7 +93,7 @@ class Memory:
         return Request(kind, name, use, known)
 
     def _check_names(self, kind: StepKind, name: str, was: str | None) -> None:
-        """Refuse an old name that is the name of another step: which of the two recorded it could not be told."""
+        """Refuse an old name that is the name of another step: which of the two was recorded would be unclear."""
         for old in (was, name):
             if (kind, old) in self._old_names and (kind, old) in self._own_names:
                 raise InvalidInput(

@@ -310,7 +310,7 @@ async def _suspend(running: Running, gate: SignalGate) -> str | None:
             timeout_behavior=gate.request.behavior,
         )
     except StateError as error:
-        if error.kind == "already_suspended":  # by a call whose answer was lost
+        if error.kind == "already_suspended":  # by a call whose result was lost
             return None
         if error.kind == "waitpoint_not_pending":
             return "signal"

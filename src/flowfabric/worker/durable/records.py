@@ -36,7 +36,7 @@ async def mark_read(running: Running) -> None:
 
 
 async def store(running: Running, *steps: NewStep) -> datetime | None:
-    """Record steps in this order, in one call if possible; returns the answer to the last."""
+    """Record steps in this order, in one call if possible; returns the verdict on the last."""
     at: datetime | None = None
     with running.calling():
         for sent in [running.worker.reports.record(running.handle, step) for step in steps]:

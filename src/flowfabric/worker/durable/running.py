@@ -223,6 +223,15 @@ class Running:
         finally:
             self.tasks.calling.discard(task)
 
+    @contextlib.contextmanager
+    def leased(self) -> Iterator[None]:
+        """Around a call with the handler's lease: stop the handler if the engine refuses because the lease is gone."""
+        try:
+            yield
+        except (LeaseLost, ExecutionNotActive) as error:
+            self.worker.handlers.lost(self, error)
+            raise
+
     # For the context
 
     @property
@@ -287,20 +296,14 @@ class Running:
         await self.check()
         if isinstance(message, str):
             message = self.worker.codecs.seal_text(message, self.claimed.execution_id)
-        try:
+        with self.leased():
             await self.worker.engine.progress(self.handle, percent=percent, message=message)
-        except (LeaseLost, ExecutionNotActive) as error:
-            self.worker.handlers.lost(self, error)
-            raise
 
     async def heartbeat(self) -> None:
         await self.check()
         asked = time.monotonic()
-        try:
+        with self.leased():
             await self.worker.engine.renew(self.handle)
-        except (LeaseLost, ExecutionNotActive) as error:
-            self.worker.handlers.lost(self, error)
-            raise
         self.renewed_at = asked
 
     @property

@@ -80,7 +80,7 @@ async def report_usage(
     place, known = await _place(running, name)
     if known is not None:
         return Used(remaining=_remaining(known), is_recorded=True)
-    # Without a place a call whose answer was lost is known by its key.
+    # Without a place a call whose result was lost is known by its key.
     usage = Usage(custom=amounts, dedup_key=mint_uuid().hex if place is None else None)
     call = Report(authority=running.handle, usage=usage, budgets=ids, place=place)
     answer = await _fitting(running, call, place, Needs(amounts, ids))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from flowfabric.contracts.waits import Raise, WaitRequest
-from flowfabric.errors import ExecutionNotActive, InvalidInput, LeaseLost, NoSignal
+from flowfabric.errors import InvalidInput, NoSignal
 from flowfabric.values.durations import Duration, duration
 from flowfabric.values.signal import Signal
 from flowfabric.values.step import NewStep, Step
@@ -167,12 +167,8 @@ async def _refuse(
         # An earlier run read it and continued: asking again would not undo what followed.
         problem = next(iter(misfits.values()))
         await running.changed(f"the recorded answer of {describe('wait', request.name, use)} does not fit: {problem}")
-    try:
-        with running.calling():
-            await running.worker.engine.refuse_signals(running.handle, request.name, use, misfits)
-    except (LeaseLost, ExecutionNotActive) as error:
-        running.worker.handlers.lost(running, error)
-        raise
+    with running.leased(), running.calling():
+        await running.worker.engine.refuse_signals(running.handle, request.name, use, misfits)
     for signal_id, why in misfits.items():
         log.warning(
             "execution %s: signal %s at wait %r is set aside: it %s", execution_id, signal_id, request.name, why
@@ -197,14 +193,10 @@ async def _open(running: Running, request: WaitRequest, use: int, *, is_new: boo
     """Return the waitpoints of a wait: new ones, or those of an earlier run."""
     if is_new:
         await running.mark_read()
-    try:
-        with running.calling():
-            opened = await running.worker.engine.open_wait(
-                running.handle, request.name, use, request.keys, request.timeout, request.payload_schema
-            )
-    except (LeaseLost, ExecutionNotActive) as error:
-        running.worker.handlers.lost(running, error)
-        raise
+    with running.leased(), running.calling():
+        opened = await running.worker.engine.open_wait(
+            running.handle, request.name, use, request.keys, request.timeout, request.payload_schema
+        )
     if is_new and running.worker.step_hook is not None:
         await running.worker.step_hook.after(running, request.name, use)
     return opened
@@ -216,7 +208,7 @@ async def _settle(running: Running, gate: SignalGate, *, give_up: bool = False) 
     if give_up:
         await running.mark_read()
     try:
-        with running.calling():
+        with running.leased(), running.calling():
             result = await running.worker.engine.settle_wait(
                 running.handle,
                 request.name,
@@ -227,9 +219,6 @@ async def _settle(running: Running, gate: SignalGate, *, give_up: bool = False) 
                 give_up=give_up,
                 payload_schema=request.payload_schema,
             )
-    except (LeaseLost, ExecutionNotActive) as error:
-        running.worker.handlers.lost(running, error)
-        raise
     except InvalidInput as error:
         log.debug("execution %s: %s", running.claimed.execution_id, error)
         await running.changed(

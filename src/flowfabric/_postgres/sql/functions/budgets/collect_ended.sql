@@ -3,29 +3,55 @@
 -- Called by the duty: for ends that found a budget locked, and as a backstop for all.
 -- Takes    p_marked: only those that an end left.
 -- Locks    the budgets, by id, skipping those that are locked.
--- Returns  how many rows of reservations were handled, and whether more may be left.
+-- A round that fails as a whole is repeated one by one; a budget that fails alone is reported and tried again by the next.
+-- Returns  how many rows of reservations were handled, how many budgets failed with the last message, and whether more may be
+--          left.
 -- Roles    work, operate
 create or replace function flowfabric.collect_ended(p_marked boolean, p_limit integer)
-returns table (handled integer, more boolean)
+returns table (handled integer, failed integer, message text, more boolean)
 language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := flowfabric.now();
-    v_id uuid;
-    v_seen integer := 0;
+    v_ids uuid[];
 begin
     perform flowfabric.require_read_committed();
-    handled := 0;
-    for v_id in select distinct s.budget_id from flowfabric.reservation s
-                where s.state = 'held' and case when p_marked then s.lost is not null
-                                                else flowfabric.ended_lease(s, v_now) is not null end
-                order by 1 limit p_limit loop
-        v_seen := v_seen + 1;
-        perform from flowfabric.budget b where b.id = v_id for no key update skip locked;
-        continue when not found;
-        handled := handled + flowfabric.collect_reservations(array[v_id], '{}', '{}', true, null, v_now);
-    end loop;
-    more := v_seen >= p_limit and handled > 0;
+    handled := 0; failed := 0;
+    v_ids := array(select distinct s.budget_id from flowfabric.reservation s
+                   where s.state = 'held' and case when p_marked then s.lost is not null
+                                                   else flowfabric.ended_lease(s, v_now) is not null end
+                   order by 1 limit p_limit);
+    begin
+        for i in 1 .. cardinality(v_ids) loop
+            handled := handled + flowfabric.collect_of(v_ids[i], v_now);
+        end loop;
+    exception
+    when serialization_failure or deadlock_detected then
+        raise;
+    when others then
+        handled := 0;
+        for i in 1 .. cardinality(v_ids) loop
+            begin
+                handled := handled + flowfabric.collect_of(v_ids[i], v_now);
+            exception when others then
+                failed := failed + 1;
+                message := 'budget ' || v_ids[i] || ': ' || sqlerrm;
+            end;
+        end loop;
+    end;
+    more := cardinality(v_ids) >= p_limit and handled > 0;
     return next;
+end;
+$$;
+
+-- collect_of: the same for one budget, unless it is locked.
+create or replace function flowfabric.collect_of(p_budget uuid, p_now timestamptz) returns integer
+language plpgsql as $$
+begin
+    perform from flowfabric.budget b where b.id = p_budget for no key update skip locked;
+    if not found then
+        return 0;
+    end if;
+    return flowfabric.collect_reservations(array[p_budget], '{}', '{}', true, null, p_now);
 end;
 $$;

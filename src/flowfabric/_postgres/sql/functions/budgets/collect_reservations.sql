@@ -1,6 +1,6 @@
 -- collect_reservations: give back or charge what reservations hold whose lease has ended
 --
--- Called under the locks of the budgets. Executions are read without a lock: a lease that has ended stays so.
+-- Called under the locks of the budgets. Executions are read without a lock: a lease that has ended stays ended.
 -- Takes    p_partition, p_id: executions, whose reservations are taken whatever their number. p_others: up to 1,000 others
 --          of each budget too. p_lost: how the leases of these executions end now; null: read it.
 -- Returns  how many rows of reservations were handled.
@@ -19,7 +19,7 @@ declare
     b integer; i integer; k integer; p integer;
 begin
     select array_agg(q.r), array_agg(q.ends) into v_rows, v_ends
-    from (select s::flowfabric.reservation as r, case p_lost when true then 'lost' when false then 'clean'
+    from (select s::flowfabric.reservation as r, case coalesce(s.lost, p_lost) when true then 'lost' when false then 'clean'
                          else flowfabric.ended_lease(s::flowfabric.reservation, p_now) end as ends
           from (select distinct x.partition, x.id from unnest(p_partition, p_id) as x (partition, id)) u
           cross join lateral (select x.* from flowfabric.reservation x

@@ -44,7 +44,8 @@ $$;
 create or replace function flowfabric.budgets_cover(p_ids uuid[], p_needs jsonb) returns boolean
 language sql stable as $$ select flowfabric.denying_budget(p_ids, p_needs) is null $$;
 
--- denying_budget: the first budget, by id, that is exhausted or has no room for these amounts; null: none.
+-- denying_budget: the first budget, by id, that is exhausted or has no room for these amounts, and for what the execution held
+-- of it before its pause; null: none.
 create or replace function flowfabric.denying_budget(p_ids uuid[], p_needs jsonb) returns uuid
 language sql stable as $$
     select u.id
@@ -57,6 +58,7 @@ language sql stable as $$
            select from jsonb_each_text(p_needs -> 'amounts') as n (dim, amount)
            cross join lateral (select array_position(h.dimensions, n.dim) as place) k
            where h.hard[k.place] > 0
-             and n.amount::numeric > h.hard[k.place]::numeric - coalesce(h.used[k.place], 0) - h.held[k.place])
+             and n.amount::numeric + coalesce((p_needs -> 'held' -> u.id::text ->> n.dim)::numeric, 0)
+                 > h.hard[k.place]::numeric - coalesce(h.used[k.place], 0) - h.held[k.place])
     order by u.id limit 1
 $$;

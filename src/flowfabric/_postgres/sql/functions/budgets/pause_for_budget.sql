@@ -38,12 +38,27 @@ begin
         'budgets', case when p_budgets is not null then to_jsonb(p_budgets) end));
     perform flowfabric.hold_budgets(v_own || coalesce(p_budgets, '{}'), true);
     v_now := flowfabric.now();
+    if e.lease_expires_at <= v_now then   -- while this call waited for a budget
+        return next flowfabric.hold_one(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index);
+        return;
+    end if;
     v_budget := flowfabric.denying_budget(v_own, v_needs);
     if v_budget is null then
         return query select 1, 'covered', null::text, e.state, e.epoch, e.attempt_id, v_now;
         return;
     end if;
-    select format('budget %s: %s', v_budget, string_agg(format('%s %s/%s', u.dim, u.used, u.hard), ', ' order by u.dim))
+    -- It will hold again what the pause gives back: otherwise that alone would let it continue, to the same pause.
+    v_needs := v_needs || coalesce((
+        select jsonb_build_object('held', jsonb_object_agg(q.budget_id, q.amounts))
+        from (select s.budget_id, jsonb_object_agg(s.dim, s.amount) as amounts
+              from (select r.budget_id, u.dim, sum(u.amount) as amount
+                    from (select x.* from flowfabric.reservation x where x.partition = p_partition and x.id = p_id offset 0) r
+                    cross join lateral unnest(r.dimensions, r.amounts) as u (dim, amount)
+                    where e.has_reserved and r.state = 'held' and r.lost is null and u.dim = any (p_dimensions)
+                    group by 1, 2) s
+              group by 1) q
+        having count(*) > 0), '{}');
+    select format('budget %s: %s', v_budget, string_agg(format('%s %s/%s', u.dim, coalesce(u.used, 0), u.hard), ', ' order by u.dim))
     into v_detail
     from (select x.* from flowfabric.budget_head x where x.budget_id = v_budget order by x.seq desc limit 1) h
     cross join lateral unnest(h.dimensions, h.used, h.hard) as u (dim, used, hard)

@@ -37,12 +37,20 @@ begin
         where h.exhausted is distinct from flowfabric.exhausted_dimension(h.head)
         order by 1
     loop
-        v_heads := flowfabric.lock_budgets(array[v_id], false);
-        if (v_heads[1]).exhausted is distinct from flowfabric.exhausted_dimension(v_heads[1]) then
-            perform flowfabric.write_heads(v_heads, v_heads, array[1], flowfabric.now());
-            perform flowfabric.open_budgets(array[v_id], flowfabric.now());
-            corrected := corrected + 1;
-        end if;
+        begin
+            v_heads := flowfabric.lock_budgets(array[v_id], false);
+            if (v_heads[1]).exhausted is distinct from flowfabric.exhausted_dimension(v_heads[1]) then
+                perform flowfabric.write_heads(v_heads, v_heads, array[1], flowfabric.now());
+                perform flowfabric.open_budgets(array[v_id], flowfabric.now());
+                corrected := corrected + 1;
+            end if;
+        exception
+        when serialization_failure or deadlock_detected then
+            raise;
+        when others then
+            wrong := wrong + 1;
+            message := 'budget ' || v_id || ': ' || sqlerrm;
+        end;
     end loop;
     delete from flowfabric.budget_spend s where s.ctid = any (array(
         select x.tid from unnest(v_ids) as u (id)

@@ -40,7 +40,7 @@ $$;
 -- consumer_position: where a consumer begins: after a cursor, or at the end of the log (null).
 --
 -- A cursor after which events are missing is refused (check_cursor). The beginning is the oldest event kept now, not the
--- oldest at the first read: a consumer that exists is told if events are removed before it reads them (take_consumer).
+-- oldest at the first read: a consumer that exists learns of events that are removed before it reads them (take_consumer).
 create or replace function flowfabric.consumer_position(p_position bigint, p_epoch bigint, out at bigint, out epoch bigint)
 language plpgsql volatile as $$
 begin

@@ -1,6 +1,6 @@
 -- take_consumer: hold a consumer to the end of the transaction, which reads events, acts on them and moves the position
 --
--- Called by a process that shares the consumer; only the lock of the row says who works. Who was last is told to the others
+-- Called by a process that shares the consumer; only the lock of the row says who works. The others can read who was last
 -- so that they do not try at every event.
 -- Takes    p_ms: for how long the others should not try.
 -- Locks    the consumer; skips it if it is locked.
@@ -32,7 +32,7 @@ begin
         where x.name = p_name;
     end if;
     if code = 'taken' and c.position = 0 then
-        -- It stands before the first event; any other cursor is checked by the read.
+        -- Its cursor is before the first event; the read checks any other cursor.
         select d.event_floor into v_floor from flowfabric.deployment d where d.event_floor > 0;
         if found then
             raise exception 'events up to % were removed', v_floor using errcode = 'FF006', detail = v_floor || ' ' || c.epoch;

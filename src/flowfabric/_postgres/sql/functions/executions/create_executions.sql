@@ -2,7 +2,7 @@
 --
 -- Called by submitters, also inside their own transaction.
 -- Takes    the distinct routes of the call and, per item, the number of its route (null: all use the first); an array
---          is null if every item has the default, and p_policy may be one for all.
+--          is null if every item has the default, and p_policy and p_creator may be one for all.
 -- Locks    idempotency keys in order, new lanes and routes in order, then ids that the caller gave, in the order of the
 --          items.
 -- Returns  one row with ordinal 0 when all were created and wait; else one row per item: created, duplicate (with the
@@ -29,14 +29,18 @@ declare
     v_made integer;
 begin
     if not p_id_given and cardinality(p_lanes) = 1 and (p_policy is null or cardinality(p_policy) = 1) and num_nonnulls(
-           p_namespace, p_creator, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets, p_quotas,
+           p_namespace, p_payload_encoding, p_priority, p_flow, p_key, p_tags, p_budgets, p_quotas,
            p_delay_until, p_delay_ms, p_deadline_at, p_deadline_ms) = 0 then
         if flowfabric.create_plain(
-               p_lanes[1], p_kinds[1], p_capabilities[1], p_partition, p_id, p_payload, p_policy[1]::json) then
+               p_lanes[1], p_kinds[1], p_capabilities[1], p_partition, p_id, p_payload, p_policy[1]::json,
+               p_creator) then
             ordinal := 0; code := 'created'; state := 'waiting';
             return next;
             return;
         end if;
+    end if;
+    if cardinality(p_creator) < cardinality(p_id) then
+        p_creator := array_fill(p_creator[1], array[cardinality(p_id)]);
     end if;
 
     if p_key is not null then

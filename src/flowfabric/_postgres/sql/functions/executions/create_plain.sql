@@ -1,9 +1,11 @@
--- create_plain: executions of one route with only a payload and one policy
+-- create_plain: executions of one route with only a payload, one policy, and who submits them
 --
 -- The most common call, in as few statements as possible: each costs time on a cold connection.
+-- p_creator  one for all, or one for each; null: none.
 -- Returns  whether they were made: false when the route is new or closed, or has bindings.
 create or replace function flowfabric.create_plain(
-    p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy json)
+    p_lane text, p_kind text, p_capabilities text, p_partition integer[], p_id uuid[], p_payload bytea[], p_policy json,
+    p_creator text[])
 returns boolean
 language plpgsql as $$
 declare
@@ -27,8 +29,8 @@ begin
         insert into flowfabric.execution
             (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
              priority, transitioned_at)
-        values (p_partition[1], p_id[1], v_route, v_now, '', '', p_payload[1], p_policy, 'waiting', 'waiting_for_worker',
-                'first', 0, v_now);
+        values (p_partition[1], p_id[1], v_route, v_now, '', coalesce(p_creator[1], ''), p_payload[1], p_policy, 'waiting',
+                'waiting_for_worker', 'first', 0, v_now);
         insert into flowfabric.ready (route, rank, created_at, id, partition)
         values (v_route, flowfabric.rank_of(0), v_now, p_id[1], p_partition[1]);
     else
@@ -36,9 +38,9 @@ begin
             insert into flowfabric.execution
                 (partition, id, route, created_at, namespace, creator, payload, policy, state, blocking_reason, pending,
                  priority, transitioned_at)
-            select u.partition, u.id, v_route, v_now, '', '', u.payload, p_policy, 'waiting', 'waiting_for_worker',
-                   'first', 0, v_now
-            from unnest(p_partition, p_id, p_payload) as u (partition, id, payload)
+            select u.partition, u.id, v_route, v_now, '', coalesce(u.creator, p_creator[1], ''), u.payload, p_policy,
+                   'waiting', 'waiting_for_worker', 'first', 0, v_now
+            from unnest(p_partition, p_id, p_payload, p_creator) as u (partition, id, payload, creator)
         )
         insert into flowfabric.ready (route, rank, created_at, id, partition)
         select v_route, flowfabric.rank_of(0), v_now, u.id, u.partition

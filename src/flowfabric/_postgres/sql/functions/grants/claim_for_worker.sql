@@ -17,7 +17,7 @@ language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    v_expires timestamptz;
+    v_ttl interval := flowfabric.ms(p_ttl_ms);
     v_auto_reclaim boolean;
     v_limited boolean;
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_floor_ids uuid[];
@@ -41,7 +41,6 @@ begin
     if not found then
         return;
     end if;
-    v_expires := date_trunc('milliseconds', v_now + flowfabric.ms(p_ttl_ms));
     select array_agg(q.route), array_agg(q.rank), array_agg(q.created_at), array_agg(q.id), bool_or(q.limited)
     into v_routes, v_ranks, v_created, v_floor_ids, v_limited
     from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id, r.limited
@@ -52,31 +51,37 @@ begin
           order by f.route, f.rank, f.created_at, f.id) q;
     if v_limited then
         v_taken := flowfabric.take_admitted(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_max, v_auto_reclaim,
-                                            v_expires, v_now);
+                                            v_ttl, v_now);
     elsif v_routes is not null then
         v_taken := flowfabric.take_best(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_max, v_auto_reclaim,
-                                        v_expires, v_now);
+                                        date_trunc('milliseconds', v_now + v_ttl), v_now);
     end if;
     if coalesce(cardinality(v_taken.ids), 0) = 0 then
         perform flowfabric.judge_for_claim(p_lane, p_kinds, p_capabilities, p_service);
         return;
     end if;
     return query
-    with granted as (
+    with taken as (
+        -- Each is valid as long as its ready row is hidden.
+        select e.*, r.granted_until as until, case when e.lease_lost is null then 'claim' else 'reclaim' end as grant_kind
+        from unnest(v_taken.tids) as u (tid) join flowfabric.execution e on e.ctid = u.tid
+        cross join lateral (select x.granted_until from flowfabric.ready x
+                            where x.route = flowfabric.ready_route(e) and x.rank = flowfabric.rank_of(e.priority)
+                              and x.created_at = e.created_at and x.id = e.id and x.partition = e.partition offset 0) r
+    ), granted as (
         insert into flowfabric.claim_grant
             (partition, id, kind, grant_key, worker_id, worker_instance_id, lane, capability_hash, worker_capabilities, ttl_ms,
              issued_at, expires_at, quota_policy_ids)
-        select e.partition, e.id, w.kind,
-               flowfabric.sign_grant(k, e.partition, e.id, w.kind, p_worker, p_instance, v_expires), p_worker, p_instance,
-               p_lane, p_hash, p_capabilities, p_ttl_ms, v_now, v_expires,
-               case when e.limits is not null then (
+        select t.partition, t.id, t.grant_kind,
+               flowfabric.sign_grant(k, t.partition, t.id, t.grant_kind, p_worker, p_instance, t.until), p_worker, p_instance,
+               p_lane, p_hash, p_capabilities, p_ttl_ms, greatest(v_now, t.until - v_ttl), t.until,
+               case when t.limits is not null then (
                    select array_agg(s.policy_id order by s.policy_id) from flowfabric.quota_slot s
-                   where s.id = e.id and s.partition = e.partition and s.until = v_expires) end
-        from unnest(v_taken.tids) as u (tid) join flowfabric.execution e on e.ctid = u.tid
-        cross join lateral (select case when e.lease_lost is null then 'claim' else 'reclaim' end as kind) w
-        returning partition, id, kind, grant_key
+                   where s.id = t.id and s.partition = t.partition and s.until = t.until) end
+        from taken t
+        returning partition, id, kind, grant_key, expires_at
     )
-    select 'ok'::text, g.kind, g.partition, g.id, e.pending = 'interrupted' and e.lease_lost is null, g.grant_key, v_expires
+    select 'ok'::text, g.kind, g.partition, g.id, e.pending = 'interrupted' and e.lease_lost is null, g.grant_key, g.expires_at
     from granted g join flowfabric.execution e on e.partition = g.partition and e.id = g.id
     order by e.priority desc, e.created_at, e.id;
 end;

@@ -50,12 +50,14 @@ begin
         if e.reclaims >= flowfabric.reclaim_cap(e.policy, p_max_reclaims) then
             v_code := 'reclaim_cap_exceeded'; v_count := e.reclaims;
             perform flowfabric.end_capped(array[p_partition], array[p_id], v_now);
+        elsif e.limits is not null then
+            v_now := flowfabric.hold_slots(p_partition, p_id, g.expires_at);   -- the lease begins when it has its slots
+            if v_now is null then
+                v_code := 'grant_not_found';
+            end if;
         end if;
     end if;
     if v_code = 'ok' then
-        if e.limits is not null then
-            perform flowfabric.hold_slots(p_partition, p_id, null);
-        end if;
         perform flowfabric.drop_ready(array[p_partition], array[p_id]);
         return query
         select 'ok'::text, null::text, s.* from flowfabric.start_attempts(

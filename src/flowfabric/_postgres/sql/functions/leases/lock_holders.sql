@@ -5,13 +5,12 @@
 -- Takes    per item the fence (lease, epoch, attempt) and optionally the attempt index.
 -- Locks    the executions, by partition and id.
 -- Returns  the time, read once all locks are held, and the ordinals that pass with the tids of their rows, in the
---          order of the ordinals. refuse_holders handles the others.
+--          order of the ordinals. refuse_holders handles the others. And when the first lease ends: a caller that waits for
+--          other locks asks again after that.
 create or replace function flowfabric.lock_holders(
     p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[], p_attempt uuid[], p_index integer[],
-    out at timestamptz, out ok integer[], out tids tid[])
+    out at timestamptz, out ok integer[], out tids tid[], out until timestamptz)
 language plpgsql as $$
-declare
-    v_first timestamptz;
 begin
     -- Every row is locked, also those that do not pass: materialized, so that the filter stays above the locks.
     with q as materialized (
@@ -26,10 +25,10 @@ begin
         for no key update of e
     )
     select array_agg(q.ord order by q.ord), array_agg(q.tid order by q.ord), min(q.lease_expires_at)
-    into ok, tids, v_first
+    into ok, tids, until
     from q where q.holds;
     at := flowfabric.now();
-    if v_first <= at then
+    if until <= at then
         select array_agg(h.o order by h.o), array_agg(h.tid order by h.o) into ok, tids
         from unnest(ok, tids) as h (o, tid)
         join flowfabric.execution e on e.ctid = h.tid and e.lease_expires_at > at;

@@ -1,8 +1,9 @@
--- free_routes: mark routes for which submissions need not look for bindings
+-- free_routes: mark routes whose submissions need not read bindings
 --
--- create_plain reads this mark with the route. Whoever creates a route makes it if no binding is being stored (resolve_routes
--- holds the row `deployment` for key share), bind_limit takes it away; both never run at the same time, and no submission
--- waits. What a creator left unmarked, and what unbind_limit frees, is marked here: called by it and by the duty `unblock`.
+-- create_plain reads this mark with the route. A call that creates a route sets it if no binding is being stored
+-- (resolve_routes holds the row `deployment` for key share), bind_limit removes it; both never run at the same time, and no
+-- submission waits. This function marks routes that were created without the mark, and those that unbind_limit frees:
+-- unbind_limit calls it, and the duty `unblock`.
 -- Locks    the row `deployment`, unless it is locked.
 create or replace function flowfabric.free_routes() returns void
 language plpgsql as $$

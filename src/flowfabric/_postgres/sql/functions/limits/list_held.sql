@@ -1,4 +1,4 @@
--- list_held: the executions that a limit holds, in the order in which it lets them go
+-- list_held: the executions that a limit holds, in the order in which it releases them
 --
 -- Takes    p_key: only of this value of the policy's key; null: of all. p_rank, p_created, p_held: after this position within
 --          a key, p_after the key. The others are filters as those of find; null: all.
@@ -10,7 +10,7 @@ create or replace function flowfabric.list_held(
 returns table (id uuid, kind text, lane text, namespace text, limit_id uuid, limit_key text, rank integer,
                created_at timestamptz, blocked_at timestamptz, retry_at timestamptz, needs jsonb, detail text)
 language sql stable security definer as $$
-    select b.id, r.kind, r.lane, e.namespace, b.limit_id, b.limit_key, b.rank, b.created_at, b.blocked_at, b.retry_at, b.needs,
+    select b.id, r.kind, r.lane, e.namespace, b.limit_id, b.limit_key, b.rank, b.created_at, b.blocked_at, b.retry_at, flowfabric.all_needs(b.needs, b.limit_id),
            e.blocking_detail
     from flowfabric.blocked b
     join flowfabric.execution e on e.partition = b.partition and e.id = b.id

@@ -20,7 +20,12 @@ declare
     v_gone uuid[];
     v_first timestamptz;
 begin
-    select array_agg(r.retry_at + random() * r.jitter_ms * interval '1 millisecond' order by o) into v_retry
+    -- A window that this claim filled had room when it was read: its first entry leaves first.
+    select array_agg(coalesce(r.retry_at, case when r.rate > 0 and r.rate_left <= 0 then (
+                         select e.admitted_at + r.span from flowfabric.quota_entry e
+                         where e.policy_id = r.policy_id and e.key = r.key and e.admitted_at > p_now - r.span
+                         order by e.admitted_at limit 1) end)
+                     + random() * r.jitter_ms * interval '1 millisecond' order by o) into v_retry
     from unnest(p_rooms) with ordinality as r (policy_id, key, rate, cap, span, jitter_ms, rate_left, slots_left, retry_at, floor, low, o);
     select array_agg(a.tid), array_agg(a.partition), array_agg(a.id), array_agg(d.limit_id), array_agg(d.key),
            array_agg(d.detail), array_agg(d.retry_at), array_agg(d.reason)

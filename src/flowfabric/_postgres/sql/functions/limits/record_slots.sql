@@ -27,9 +27,9 @@ begin
     select a.id, a.partition, a.policy_id, a.key, p_now, case when not a.lost then p_until end,
            case when a.lost then 'override' else 'scheduler' end
     from admitted a
-    -- One that ended may be of another key, whose floor is another.
+    -- One that ended may be of another key, whose floor is another. One that a direct caller took outlives a shorter grant.
     on conflict (id, partition, policy_id) do update
     set until = excluded.until, key = case when s.until <= p_now then excluded.key else s.key end, number = default
-    where s.until is distinct from excluded.until;
+    where s.until is distinct from excluded.until and (s.origin = 'direct' and s.until > excluded.until) is not true;
 end;
 $$;

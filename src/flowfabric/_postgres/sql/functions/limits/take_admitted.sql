@@ -6,13 +6,13 @@
 -- the first round of a transaction waits for them; what later rounds find locked stays ready for the next claim.
 -- Once a limit denied a row, the call looks ahead over up to 1,000 rows and moves aside, in one statement, all that a limit
 -- known to be closed denies. A lost lease has its slot and passes.
--- Takes    the routes with their floors, as claim read them; p_namespace: null: all. p_until: of grants: when they expire, and
---          their slots with them; the ready rows are hidden until then.
+-- Takes    the routes with their floors, as claim read them; p_namespace: null: all. p_ttl: of grants: how long they are valid
+--          from when the call has its locks, and their slots with them; the ready rows are hidden until then.
 -- Locks    heads of quota policies, then executions, skipping locked ones.
 -- Returns  the rows taken, as take_ready does; their slots and window entries are recorded.
 create or replace function flowfabric.take_admitted(
     p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_limit integer,
-    p_reclaim boolean, p_until timestamptz, p_now timestamptz)
+    p_reclaim boolean, p_ttl interval, p_now timestamptz)
 returns flowfabric.taken
 language plpgsql as $$
 declare
@@ -27,6 +27,7 @@ declare
     -- The rows of a round.
     v_tids tid[]; v_partitions integer[]; v_ids uuid[]; v_limits bigint[]; v_lost boolean[];
     v_take tid[];
+    v_until timestamptz;
     v_known bigint[] := '{}'; v_unknown bigint[];   -- limit sets whose limits were looked at
     v_slotted text[]; v_entered text[];
     -- Budgets: those that were read, and those that are exhausted.
@@ -191,10 +192,11 @@ begin
         end if;
 
         if cardinality(v_take) > 0 then
+            v_until := date_trunc('milliseconds', v_now + p_ttl);
             v_part := flowfabric.take_ready(
-                v_take, null, null, null, null, p_limit - cardinality(v_taken.ids), p_reclaim, p_until, v_now);
+                v_take, null, null, null, null, p_limit - cardinality(v_taken.ids), p_reclaim, v_until, v_now);
             if cardinality(v_names) > 0 and cardinality(v_part.ids) > 0 then
-                perform flowfabric.record_slots(v_part.partitions, v_part.ids, v_slotted, p_until, v_now);
+                perform flowfabric.record_slots(v_part.partitions, v_part.ids, v_slotted, v_until, v_now);
             end if;
             if cardinality(v_part.ids) < least(cardinality(v_take), p_limit - cardinality(v_taken.ids))
                and cardinality(v_names) > 0 then
@@ -216,9 +218,10 @@ begin
             v_opened := false;
             if cardinality(v_shut) > 0 then
                 v_size := cardinality(v_shut);
-                -- Look again, under a lock that keeps them from being opened meanwhile. Rows of those that are locked by others
-                -- are denied and stay ready.
-                v_new := flowfabric.hold_budgets(v_shut, v_first);
+                -- Look again, under a lock that keeps them from being opened meanwhile. A call that took executions does not
+                -- wait. Rows of those that are locked by others are denied and stay ready.
+                v_new := flowfabric.hold_budgets(v_shut, v_first and cardinality(v_taken.ids) = 0);
+                v_now := flowfabric.now();
                 v_first := false;
                 perform set_config('flowfabric.holds_limits', 'on', true);
                 select coalesce(array_agg(x.budget_id order by x.budget_id), '{}'),

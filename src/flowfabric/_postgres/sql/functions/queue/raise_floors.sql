@@ -92,5 +92,5 @@ $$;
 create or replace function flowfabric.may_write(p_role oid) returns boolean
 language sql stable as $$
     select has_function_privilege(
-        p_role, 'flowfabric.create_one(text, text, text, integer, uuid, bytea, text)', 'execute')
+        p_role, 'flowfabric.create_one(text, text, text, integer, uuid, bytea, text, text)', 'execute')
 $$;

@@ -59,7 +59,8 @@ begin
     insert into flowfabric.quota_slot as s (id, partition, policy_id, key, admitted_at, until, origin)
     values (p_id, p_partition, p_policy, v_key, v_now, v_now + v_span, 'direct')
     on conflict (id, partition, policy_id) do update
-    set key = excluded.key, admitted_at = excluded.admitted_at, until = excluded.until, origin = excluded.origin;
+    set key = excluded.key, admitted_at = excluded.admitted_at, until = excluded.until, origin = excluded.origin,
+        number = default;   -- one that ended may be of another key, whose floor is another
     code := 'admitted';
     return next;
 end;

@@ -1,6 +1,7 @@
 -- read_gauges: the numbers of a whole deployment for a monitor, in one call of bounded cost
 --
 -- Nothing here reads all executions: queues are counted in the order of their index, states by the narrow rows that each has.
+-- Denials of claims are totals that the duty `unblock` keeps.
 -- Roles    read, operate
 -- Takes    p_most: how many rows are counted at most per kind and lane, per state, per reason.
 -- Returns  one row per number: what it counts, of what, how many, and of a lane the time of the oldest.
@@ -66,5 +67,10 @@ begin
     return query
     select 'cancelling'::text, ''::text, count(*), null::timestamptz, v_now
     from (select from flowfabric.cancel_backlog limit p_most) x;
+
+    return query   -- without what claims left since the last round of the duty `unblock`
+    select case when t.reason = 'budget' then 'denied_budget' else 'denied_quota' end,
+           case when t.reason = 'budget' then t.dimension else t.reason end, t.count::bigint, null::timestamptz, v_now
+    from flowfabric.denial_total t;
 end;
 $$;

@@ -1,7 +1,8 @@
 -- list_operator_audit: rows of the audit log, newest first
 --
 -- One call looks at p_most rows at most.
--- Takes    p_before: the number before which to continue, or null. The others: null: whatever.
+-- Takes    p_before: the number before which to continue, or null. p_target: a target, or one of the ids of a target
+--          that names several. The others: null: whatever.
 -- Returns  the rows, then one with nothing but the number to continue before, unless all were read.
 -- Roles    operate
 create or replace function flowfabric.list_operator_audit(
@@ -29,7 +30,8 @@ begin
         v_seen := v_seen + 1;
         v_last := v_row.seq;
         if (p_actor is null or v_row.actor = p_actor) and (p_key is null or v_row.key_id = p_key)
-           and (p_operation is null or v_row.operation = p_operation) and (p_target is null or v_row.target = p_target)
+           and (p_operation is null or v_row.operation = p_operation)
+           and (p_target is null or v_row.target = p_target or p_target = any (string_to_array(v_row.target, ', ')))
            and (p_outcome is null or v_row.outcome = p_outcome) and (p_from is null or v_row.at >= p_from)
            and (p_to is null or v_row.at < p_to) then
             v_found := v_found + 1;

@@ -1,7 +1,7 @@
 -- stop_bulk: no further chunk of a bulk job is run
 --
 -- Locks    the job: it waits for the chunk that runs.
--- Takes    p_namespaces as list_bulk. p_failure: why it cannot continue; null: somebody stopped it.
+-- Takes    p_namespaces as list_bulk. p_failure: why it cannot continue; null: a caller stopped it.
 -- Returns  the state of the job afterwards; null: there is no such job.
 -- Roles    work, operate
 create or replace function flowfabric.stop_bulk(p_id uuid, p_namespaces text[], p_failure text) returns text

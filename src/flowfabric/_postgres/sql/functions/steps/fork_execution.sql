@@ -1,13 +1,13 @@
--- fork_execution: a new execution with the steps that another one recorded before a step; it does the rest anew
+-- fork_execution: a new execution with the steps that another one recorded before a step; it runs the rest
 --
 -- The other one is not touched, and may be running. Not copied: failures, which are of their run; submissions whose result
--- is not recorded, which are made again; waits, which are asked again, because their signals belong to the other one. What
--- is copied is marked as stray: code that does not ask for it is not changed code. Amounts that are recorded as counted
--- are not counted again by the new one.
+-- is not recorded, which are made again; waits and their timeouts, which begin again: their signals belong to the other
+-- one. What is copied is marked as stray: code that does not ask for it is not changed code. Amounts that are recorded as
+-- counted are not counted again by the new one.
 -- Takes    p_name, p_n: the step, whatever its kind; null: every step is copied. p_payload: null: that of the other one.
 -- Locks    the other one, so that it is not deleted meanwhile.
--- Returns  created with the number of steps, not_found, step_not_found with the names that are recorded, lane_closed, or
---          needs_payload: its arguments are results of the nodes before it in its flow.
+-- Returns  created with the number of steps, not_found, step_not_found with the names that are recorded and not our own,
+--          lane_closed, or needs_payload: its arguments are results of the nodes before it in its flow.
 -- Roles    submit, work, operate
 create or replace function flowfabric.fork_execution(
     p_partition integer, p_id uuid, p_new_partition integer, p_new_id uuid, p_name text, p_n integer, p_payload bytea,
@@ -50,6 +50,8 @@ begin
                 from (select s.name, s.n, row_number() over (order by s.recorded_at, s.ctid) as place
                       from flowfabric.step s
                       where s.partition = p_partition and s.id = p_id and s.generation = e.generation
+                        and not (s.kind = 'sleep' and s.name like 'timeout of %')
+                        and s.name <> 'flowfabric: took another branch'
                       order by place limit 50) x)
             when 'lane_closed' then (select r.lane from flowfabric.route r where r.id = e.route) end;
         return next;
@@ -91,7 +93,9 @@ begin
     select p_new_partition, p_new_id, 0, k.name, k.n, k.kind, 0, 0, k.result, k.encoding, nullif(k.outcome, 'retried'), k.at,
            k.child_partition, k.child_id, k.flow_id, true, k.seconds, k.recorded_at
     from kept k
-    where k.kind in ('step', 'now', 'sleep', 'result', 'patch', 'usage')
+    where k.kind in ('step', 'now', 'result', 'patch', 'usage')
+       or (k.kind = 'sleep' and not exists (
+               select from recorded w where w.kind = 'wait' and k.name = 'timeout of wait ' || w.name || ' ' || w.n))
        or (k.kind = 'submit' and exists (
                select from kept r where r.kind = 'result'
                and r.name = coalesce(flowfabric.result_step(k.child_id), flowfabric.flow_result_step(k.flow_id))))

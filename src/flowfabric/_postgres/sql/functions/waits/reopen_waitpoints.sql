@@ -1,7 +1,7 @@
 -- reopen_waitpoints: the waitpoints of a wait that asks again are pending again, with the signals they have
 --
 -- Called by refuse_signals and open_wait, under the lock of the execution, for a caller that holds its lease. Ids and tokens
--- stay, so links that were sent lead here again. Only a token whose key verifies nothing any more is signed anew.
+-- stay, so links that were sent lead here again. Only a token whose key verifies nothing any more is signed again.
 -- Takes    p_anew: whether its time begins again, and it may be escalated again.
 create or replace function flowfabric.reopen_waitpoints(
     p_partition integer, p_id uuid, p_waitpoints uuid[], p_schema text, p_anew boolean, p_now timestamptz)

@@ -1,0 +1,23 @@
+"""Which answers are compressed: long ones, of the server itself.
+
+An app that is mounted in another program leaves it to that program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+from starlette.middleware.gzip import GZipMiddleware
+
+COMPRESSES: Final = "flowfabric.compresses"  # in the scope: the server serves the app
+WORTH_IT: Final = 1024  # bytes; shorter answers are not compressed
+
+ASGIApp = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
+
+
+def compressing(app: ASGIApp, scope: MutableMapping[str, Any]) -> ASGIApp:
+    """The app with its answers compressed for clients that accept it, but server-sent events."""
+    if scope["type"] != "http" or not scope.get(COMPRESSES, False):
+        return app
+    return GZipMiddleware(app, minimum_size=WORTH_IT, compresslevel=5)
