@@ -428,3 +428,34 @@ def test_a_portal_returns_and_raises_and_iterates() -> None:
     with pytest.raises(TransportError):
         portal.call(work)
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_interrupt_while_a_coroutine_is_handed_over_ends_it(is_begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def work() -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(PATIENCE)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    with contextlib.closing(Portal()) as portal:
+        hand_over = portal._loop.call_soon_threadsafe
+
+        def interrupted(callback: Callable[[], None], *args: Any) -> None:
+            monkeypatch.undo()
+            if is_begun:
+                hand_over(callback, *args)
+                assert begun.wait(PATIENCE)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(portal._loop, "call_soon_threadsafe", interrupted)
+        waiting = work()
+        with pytest.raises(KeyboardInterrupt):
+            portal.call(waiting)
+        until(lambda: inspect.getcoroutinestate(waiting) == inspect.CORO_CLOSED)
+        assert cancelled.is_set() is begun.is_set() is is_begun
+        assert portal.call(asyncio.sleep(0, "more")) == "more"

@@ -747,13 +747,19 @@ async def test_a_run_is_counted_by_kind_and_outcome(error: BaseException | None,
     }
 
 
-@each("answer", [[RENEWED, ff.LeaseLost(), ExecutionNotActive(), Unavailable("x")], ([RENEWED], None), RENEWED])
+LOCKED = Contention("execution_locked", "another transaction has it")
+
+
+@each(
+    "answer",
+    [[RENEWED, ff.LeaseLost(), ExecutionNotActive(), LOCKED, Unavailable("x")], ([RENEWED], None), RENEWED],
+)
 async def test_renewals_are_counted_by_what_became_of_the_lease(answer: Any) -> None:
     sink = mw.MemorySink()
     method = {list: "renew_many", tuple: "renew_and_heartbeat"}.get(type(answer), "renew")
     assert await chain_call([mw.Metrics(sink)], method, answering(answer))() is answer
     many = isinstance(answer, list)
-    expected = {"ok": 1, "lost": 2, "error": 1} if many else {"ok": 1}
+    expected = {"ok": 1, "lost": 2, "locked": 1, "error": 1} if many else {"ok": 1}
     assert sink.snapshot().counts == {
         f'flowfabric_renewals_total{{outcome="{outcome}"}}': n for outcome, n in expected.items()
     }

@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator
-from concurrent.futures import CancelledError
-from typing import Any, TypeVar, cast
+from concurrent.futures import CancelledError, Future
+from typing import Any, Generic, TypeVar, cast
 
 from flowfabric.errors import InvalidInput, TransportError
 
@@ -33,24 +33,28 @@ class Portal:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine; returns its result or raises its exception. An interrupt cancels it."""
+        call = _Call(work)
         try:
             self._check_thread()
             with self._mutex:
                 if self._is_closed:
                     raise _closed()
-                future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except BaseException:
-            work.close()
-            raise
-        try:
-            return future.result()
+                self._loop.call_soon_threadsafe(call.begin)
+            return call.ended.result()
         except CancelledError:
             if self._is_closed:
                 raise _closed() from None
             raise
         except BaseException:
-            future.cancel()
+            if not call.ended.done():
+                self._give_up(call)
             raise
+
+    def _give_up(self, call: _Call[T]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call.give_up)
+        except RuntimeError:  # the loop is closed, so that nothing runs there any more
+            call.give_up()
 
     def _check_thread(self) -> None:
         if self._pid != os.getpid():
@@ -88,6 +92,37 @@ class Portal:
             self._is_closed = True
             self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(30)
+
+
+class _Call(Generic[T]):
+    """A coroutine on its way to the loop.
+
+    An interrupt reaches the caller at any moment, also while it hands the coroutine over. Only the loop knows whether
+    it began: it runs `begin` and `give_up` in the order in which they came.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.ended: Future[T] = Future()
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work)
+        self._task.add_done_callback(self._tell)
+
+    def give_up(self) -> None:
+        if self._task is None:
+            self._work.close()
+        else:
+            self._task.cancel()
+
+    def _tell(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.ended.cancel()
+        elif (error := task.exception()) is not None:
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(task.result())
 
 
 def _closed() -> TransportError:

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from flowfabric.engine.siblings import SiblingPass
 from flowfabric.engine.timers import Round
-from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost
+from flowfabric.errors import Contention, ExecutionNotActive, FlowFabricError, LeaseLost
 from flowfabric.middleware.base import (
     Middleware,
     OutcomeWord,
@@ -94,7 +94,10 @@ METRICS: Final[Mapping[str, Metric]] = {
     ),
     ATTEMPTS: Metric("counter", ("lane", "outcome"), "Runs of a handler by lane and outcome, without those that park."),
     RENEWALS: Metric(
-        "counter", ("outcome",), "Renewals of leases: `ok`, `lost` to another owner or to none, or `error`."
+        "counter",
+        ("outcome",),
+        "Renewals of leases: `ok`, `lost` to another owner or to none, `locked` by another transaction for the moment, "
+        "or `error`.",
     ),
     CALL_SECONDS: Metric(
         "histogram", ("method", "outcome"), "How long an engine call took, including waiting for a connection."
@@ -398,8 +401,15 @@ class Metrics(Middleware):
     def _count_renewals(self, answer: object) -> None:
         found: collections.Counter[str] = collections.Counter()
         for one in answer if isinstance(answer, list) else (answer,):
-            is_lost = isinstance(one, LeaseLost | ExecutionNotActive)
-            found["lost" if is_lost else "error" if isinstance(one, FlowFabricError) else "ok"] += 1
+            match one:
+                case LeaseLost() | ExecutionNotActive():
+                    found["lost"] += 1
+                case Contention(kind="execution_locked"):  # the worker tries again soon
+                    found["locked"] += 1
+                case FlowFabricError():
+                    found["error"] += 1
+                case _:
+                    found["ok"] += 1
         for outcome, n in found.items():
             self._add(RENEWALS, n, outcome=outcome)
 
