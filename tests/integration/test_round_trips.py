@@ -529,6 +529,7 @@ OPERATIONS: dict[str, tuple[Setup, Call]] = {
     "unblock_execution": (state("B.operator"), lambda e, at: e.unblock_execution(at.id)),
     "scan_eligible_executions": (waiting, lambda e, _: e.scan_eligible_executions("default")),
     "read_execution": (state("A"), lambda e, at: e.read_execution(at.id)),
+    "read_executions": (state("A"), lambda e, at: e.read_executions([at.id])),
     "describe_execution": (state("A"), lambda e, at: e.describe_execution(at.id)),
     "read_execution_state": (waiting, lambda e, at: e.read_execution_state(at)),
     "read_execution_info": (waiting, lambda e, at: e.read_execution_info(at)),

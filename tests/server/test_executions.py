@@ -369,26 +369,46 @@ async def test_arguments_are_checked_by_the_signature_of_a_known_task(plain_engi
     await service.close()
 
 
-async def test_submissions_that_arrive_together_are_stored_together(
-    client: httpx.AsyncClient, plain_engine: ff.Engine, monkeypatch: pytest.MonkeyPatch
+async def test_requests_that_arrive_together_are_one_call(
+    plain_engine: ff.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    create_many = plain_engine.create_many
 
-    async def counted(items: Any, **how: Any) -> Any:
-        sizes.append(len(items))
-        return await create_many(items, **how)
+    def count(name: str) -> None:
+        call = getattr(plain_engine, name)
 
-    monkeypatch.setattr(plain_engine, "create_many", counted)
-    bodies = [{"execution_kind": "work", "lane_id": "é" if n % 10 == 5 else "default"} for n in range(60)]
-    answers = await asyncio.gather(*(client.post("/v1/executions", json=one) for one in bodies))
-    assert [one.status_code for one in answers] == [400 if n % 10 == 5 else 201 for n in range(60)]
-    assert len({one.json()["execution_id"] for one in answers if one.status_code == 201}) == 54
-    assert sum(sizes) == 60
-    assert len(sizes) < 30
-    sizes.clear()
-    await client.post("/v1/executions", json={"execution_kind": "work"})
-    assert sizes == [1]
+        async def counted(items: Any) -> Any:
+            sizes.append(len(items))
+            return await call(items)
+
+        monkeypatch.setattr(plain_engine, name, counted)
+
+    count("create_many")
+    count("read_executions")
+    service = Service(plain_engine, keys=NoKeys())
+    transport = httpx.ASGITransport(create_app(plain_engine, service=service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        bodies = [{"execution_kind": "work", "lane_id": "é" if n % 10 == 5 else "default"} for n in range(60)]
+        made = await asyncio.gather(*(client.post("/v1/executions", json=one) for one in bodies))
+        assert [one.status_code for one in made] == [400 if n % 10 == 5 else 201 for n in range(60)]
+        ids = [one.json()["execution_id"] for one in made if one.status_code == 201]
+        assert len(set(ids)) == 54
+        assert sum(sizes) == 60
+        assert len(sizes) < 30
+        sizes.clear()
+        asked = [ids[n] if n % 10 else str(uuid4()) for n in range(54)]
+        found = await asyncio.gather(*(client.get(f"/v1/executions/{one}") for one in asked))
+        assert [one.status_code for one in found] == [200 if n % 10 else 404 for n in range(54)]
+        assert [one.json()["execution_id"] for one in found if one.status_code == 200] == [
+            one for n, one in enumerate(asked) if n % 10
+        ]
+        assert sum(sizes) == 54
+        assert len(sizes) < 27
+        sizes.clear()
+        await client.post("/v1/executions", json={"execution_kind": "work"})
+        await client.get(f"/v1/executions/{ids[0]}")
+        assert sizes == [1, 1]
+    await service.close()
 
 
 async def test_delays_have_bounds(client: httpx.AsyncClient) -> None:

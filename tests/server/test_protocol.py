@@ -237,3 +237,42 @@ async def test_a_client_that_takes_nothing_of_an_answer_is_cut_off(base: Any) ->
                     assert await loop.sock_recv(client, 15) == b"HTTP/1.1 200 OK"
                     while b"flowfabric_http_connections 0.0" not in server.metrics.text(None):
                         await asyncio.sleep(0.01)
+
+
+@each("base", BOTH)
+async def test_an_answer_is_sent_in_one_piece(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+
+    class Seen(protocol._Joined):
+        def flush(self) -> None:
+            if self._held:
+                sent.append(b"".join(self._held))
+            super().flush()
+
+    monkeypatch.setattr(protocol, "_Joined", Seen)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        size = int(scope["path"][1:])
+        length = (b"content-length", str(2 * size).encode())
+        await send({"type": "http.response.start", "status": 200, "headers": [length]})
+        await send({"type": "http.response.body", "body": b"x" * size, "more_body": True})
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"y" * size})
+
+    async with listening(base, app=app) as server:
+        reader, writer = await server.connect()
+        async with asyncio.timeout(PATIENCE):
+            for size in (1, 0, 500_000):
+                sent.clear()
+                writer.write(b"GET /%d HTTP/1.1\r\nHost: x\r\n\r\n" % size)
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                assert await reader.readexactly(2 * size) == b"x" * size + b"y" * size
+                # A piece that is written in a later turn of the loop does not wait for what follows.
+                assert [len(one.partition(b"\r\n\r\n")[2] or one) for one in sent][: 2 if size else 0] == (
+                    [size, size] if size else []
+                )
+                assert sent[0].startswith(b"HTTP/1.1 200")
+            writer.write(b"GET /1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).endswith(b"\r\n\r\nxy")
+        writer.close()

@@ -225,7 +225,7 @@ async def test_an_error_of_the_server_shows_nothing_of_it(
 
     url = f"/v1/executions/{await submit()}"
     service = client._transport.app.state.service  # type: ignore[attr-defined]
-    monkeypatch.setattr(service.engine, "read_execution", broken)
+    monkeypatch.setattr(service.engine, "read_executions", broken)
     answer = await client.get(url)
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
     assert secret not in answer.text

@@ -1411,7 +1411,7 @@ class Histories(RuleBasedStateMachine):
         same(await self.engine.audit(events=True), [], "audit")
         executions = await sql.fetch(
             "select v.*, r.result from flowfabric.execution e"
-            " cross join lateral flowfabric.read_execution(e.partition, e.id) v"
+            " cross join lateral flowfabric.read_executions(array[e.partition], array[e.id]) v"
             " left join lateral flowfabric.read_result(e.partition, e.id) r on true"
         )
         stored = {}

@@ -753,7 +753,8 @@ CALLS = [
     Call("read_cancel_backlog", N, lambda g: g.engine.read_cancel_backlog(g.wide.flow_id), flow_cancelled),
     Call("due_cancellations", 1, lambda g: g.engine._fetch(statements.DUE_CANCELLATIONS, 10), flow_cancelled),
     # reads
-    Call("read_execution", 1, lambda g: g.engine.read_execution(g.buffered.execution_id)),
+    Call("read_executions", 1, lambda g: g.engine.read_execution(g.buffered.execution_id)),
+    Call("read_executions", N, lambda g: g.engine.read_executions(ids(g.done))),
     Call("read_result", 1, lambda g: g.engine.read_result(g.done[3].execution_id)),
     Call("read_payload", 1, lambda g: g.engine.read_execution_context(g.done[3].execution_id)),
     Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id)),

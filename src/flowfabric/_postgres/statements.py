@@ -101,7 +101,7 @@ def standing_executions(placeholder: str = "${}", *, hashed: bool = False) -> st
 
 
 def read_kind(placeholder: str) -> str:
-    return _rows("read_execution", _typed(placeholder, ("integer", "uuid"), 1), "kind")
+    return _rows("read_executions", _typed(placeholder, ("integer[]", "uuid[]"), 1), "kind")
 
 
 def find_limits(placeholder: str) -> str:
@@ -392,8 +392,8 @@ RECONCILE_QUOTAS = _rows("reconcile_quotas", 2, "entries, slots, heads, last_pol
 
 # Reads
 
-READ_EXECUTION = _rows(
-    "read_execution",
+READ_EXECUTIONS = _rows(
+    "read_executions",
     2,
     f"{_INFO}, creator, idempotency_key, payload_encoding, tags, policy, capabilities, budget_ids, quota_policy_ids,"
     " retries, replays, reclaims, epoch, attempt_id, lease_id, worker_id, worker_instance_id, lease_acquired_at,"

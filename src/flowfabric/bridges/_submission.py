@@ -146,7 +146,7 @@ class Transaction:
 
     async def read_execution_info(self, execution_id: ExecutionId) -> StoredKind | None:
         """The task of an execution; None for an unknown id."""
-        found = await self._execute(statements.read_kind(self._mark), [_bits(execution_id), execution_id])
+        found = await self._execute(statements.read_kind(self._mark), [[_bits(execution_id)], [execution_id]])
         return StoredKind(found[0][0]) if found else None
 
     async def find_limits(self, budgets: Sequence[str], quotas: Sequence[str]) -> list[FoundLimit]:

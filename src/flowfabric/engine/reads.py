@@ -68,8 +68,16 @@ class Reads(Operations):
         return None if found is None else rows.execution(found)
 
     async def _read(self, target: ExecutionId) -> Any:
-        found = await self._fetch(statements.READ_EXECUTION, *self._at(target), repeatable=True)
+        found = await self._fetch(statements.READ_EXECUTIONS, *self._all_at([target]), repeatable=True)
         return found[0] if found else None
+
+    async def read_executions(self, execution_ids: Sequence[ExecutionId]) -> list[Execution | None]:
+        """The same of up to 1,000 executions, in their order; None for an unknown id."""
+        check_batch(execution_ids, "execution_ids")
+        targets = [parse_execution_id(one) for one in execution_ids]
+        found = await self._fetch(statements.READ_EXECUTIONS, *self._all_at(targets), repeatable=True)
+        by_id = {row["id"]: row for row in found}
+        return [None if (row := by_id.get(one)) is None else rows.execution(row) for one in targets]
 
     async def read_execution_info(self, execution_id: ExecutionId) -> ExecutionInfo | None:
         """What lists show of an execution; None for an unknown id."""

@@ -12,6 +12,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 COMPRESSES: Final = "flowfabric.compresses"  # in the scope: the server serves the app
 WORTH_IT: Final = 1024  # bytes; shorter answers are not compressed
+VARIES: Final = (b"vary", b"Accept-Encoding")
 
 ASGIApp = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 
@@ -21,3 +22,10 @@ def compressing(app: ASGIApp, scope: MutableMapping[str, Any]) -> ASGIApp:
     if scope["type"] != "http" or not scope.get(COMPRESSES, False):
         return app
     return GZipMiddleware(app, minimum_size=WORTH_IT, compresslevel=5)
+
+
+def is_compressed(scope: MutableMapping[str, Any]) -> bool:
+    """Whether the server compresses a long answer to this request."""
+    if not scope.get(COMPRESSES, False):
+        return False
+    return any(name == b"accept-encoding" and b"gzip" in value for name, value in scope["headers"])

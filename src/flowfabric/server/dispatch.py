@@ -19,7 +19,7 @@ from flowfabric.errors import FlowFabricError
 from flowfabric.server import audit, cursors, idempotency, problems
 from flowfabric.server.answers import Finished, Writer
 from flowfabric.server.call import Answer, Call, Caller
-from flowfabric.server.compression import WORTH_IT, compressing
+from flowfabric.server.compression import COMPRESSES, VARIES, WORTH_IT, compressing, is_compressed
 from flowfabric.server.limits import more_time
 from flowfabric.server.located import located
 from flowfabric.server.namespace import check_namespace, given_namespace
@@ -257,6 +257,11 @@ async def respond(scope: ASGIScope, send: Send, finished: Finished, receive: Rec
     if finished.pieces is None and finished.status not in (204, 304):
         headers.append((b"content-length", str(len(finished.body)).encode()))
     if (finished.pieces is None and len(finished.body) < WORTH_IT) or _EVENTS in headers:
+        await _send(scope, receive, send, finished)
+        return
+    if not is_compressed(scope):
+        if scope.get(COMPRESSES, False):
+            headers.append(VARIES)
         await _send(scope, receive, send, finished)
         return
 

@@ -59,7 +59,8 @@ _LEFT_OUT: Final[Mapping[str, str]] = {
         issue_grant_and_claim list_executions list_suspended list_waitpoint_hmac_kids read_cancel_backlog
         read_current_attempt_index read_exec_core_fields read_suspension read_total_attempt_count
         resolve_execution_flow_id scan_eligible_executions seek_events set_flow_tag""",
-    "many at once: a route has it for one, or `/v1/bulk` for all that match": "add_executions_to_flow cancel_many",
+    "many at once: a route has it for one, or `/v1/bulk` for all that match": """
+        add_executions_to_flow cancel_many read_executions""",
     "of the command line and the client library, which read the database": """
         audit count_events count_held find_id find_limits find_unserved free_key list_bindings list_children
         list_held list_quota_keys list_uncovered list_versions list_worker_events read_denials read_held""",

@@ -27,6 +27,7 @@ HEAD_BYTES: Final = 64 * 1024
 HEAD_SECONDS: Final = 10.0
 # Beyond the cap of connections so many more are accepted, to refuse them in words and to answer probes.
 RESERVE: Final = 64
+_JOINED_BYTES: Final = 64 * 1024  # a longer piece does not wait for others
 
 
 def protocol_class(
@@ -58,7 +59,7 @@ def protocol_class(
             self.transport.abort()
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(_Joined(transport, self.loop))
             metrics.change(CONNECTIONS, 1, {})
             if len(self.connections) > most + RESERVE:
                 self._refuse(
@@ -86,6 +87,7 @@ def protocol_class(
                 self._timer = self.loop.call_later(head_seconds, self._is_late)
 
         def on_response_complete(self) -> None:
+            self.transport.flush()
             super().on_response_complete()
             self._watch_reader(self.transport.get_write_buffer_size())
 
@@ -129,6 +131,34 @@ def protocol_class(
                 self.transport.close()
 
     return Protocol
+
+
+class _Joined:
+    """A transport that sends what is written in one turn of the loop together: the head of an answer with its body."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+        if len(data) > _JOINED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._held:
+            data, self._held = self._held, []
+            self._transport.writelines(data)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 def raw_problem(problem: Problem) -> bytes:

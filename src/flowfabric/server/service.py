@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 from flowfabric.bridges.callbacks import link_to
 from flowfabric.client.outcomes import Outcomes
 from flowfabric.engine import Engine
+from flowfabric.errors import FlowFabricError
 from flowfabric.server.call import Caller
 from flowfabric.server.limits import Limits
 from flowfabric.server.operation import Scope
 from flowfabric.server.rates import address_group
 from flowfabric.server.sse import Clients
-from flowfabric.server.submitting import Submissions
-from flowfabric.values.execution import Outcome
+from flowfabric.server.together import Together
+from flowfabric.values.execution import Created, Duplicate, Execution, NewExecution, Outcome
 from flowfabric.values.ids import ExecutionId
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ class Service:
         self.app = app
         self.keys: Keys | None = keys
         self.codecs = None if app is None else app.codecs
-        self.submissions = Submissions(engine)
+        self.submissions: Together[NewExecution, Created | Duplicate] = Together(
+            self._create, weigh=lambda item: len(item.input_payload)
+        )
+        self.reads: Together[ExecutionId, Execution | None] = Together(self._read)
         self._outcomes = Outcomes(engine, log.debug)
         self.draining = asyncio.Event()  # set when the process is about to end: waiting requests are answered
         self.clients = Clients(self.draining)
@@ -76,6 +80,12 @@ class Service:
         self.telemetry: Telemetry | None = None
         self.gauges: StoredGauges | None = None
         self._public_url = public_url
+
+    async def _create(self, items: list[NewExecution]) -> list[Created | Duplicate | FlowFabricError]:
+        return await self.engine.create_many(items)
+
+    async def _read(self, execution_ids: list[ExecutionId]) -> list[Execution | None]:
+        return await self.engine.read_executions(execution_ids)
 
     def limit_of(self, operation: Operation) -> int:
         """How many bytes a body may have."""

@@ -219,7 +219,7 @@ CASES = [
             lambda world: {"execution_ids": [world.waiting]},
             execution_ids=by_field([None, 5, "x", {"a"}, [UNKNOWN] * 1001]),
         )
-        for name in ("read_steps", "read_started", "read_outcomes", "unwatch")
+        for name in ("read_steps", "read_started", "read_executions", "read_outcomes", "unwatch")
     ),
     *(
         Case(
@@ -227,7 +227,7 @@ CASES = [
             lambda world: {"execution_ids": []},
             execution_ids=by_field([[value] for value in IDS], "execution_id"),
         )
-        for name in ("read_steps", "read_started", "read_outcomes", "unwatch")
+        for name in ("read_steps", "read_started", "read_executions", "read_outcomes", "unwatch")
     ),
     Case(
         "submit_child",

@@ -32,7 +32,7 @@ begin
                  update_quota_policy verify_grant
                  wait_children wait_children_as_operator use_budgets report_usage_admin record_spend create_budget update_budget
                  bind_limit unbind_limit reset_budget release_budget reset_due_budgets collect_ended reconcile_budgets pause_for_budget
-                 begin_answer create_api_key create_bulk finish_answer forget_answer note_api_key_use read_api_key revoke_api_key rotate_api_key
+                 begin_answer create_api_key create_bulk finish_answer forget_answer note_api_key_use read_api_key read_executions revoke_api_key rotate_api_key
                  run_bulk stop_bulk'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
                 'find_ids find_limits find_unreported find_unserved read_held count_held read_denials list_children may_submit read_outcomes read_steps read_budgets find_budgets read_usage in_namespaces list_failures'),

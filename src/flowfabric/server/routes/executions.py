@@ -170,7 +170,7 @@ async def submit_execution(call: Call) -> Answer:
     item = new_execution(call, call.body)
     await check_flow(call, item.flow_id)
     await check_limits(call, [call.body.policy])
-    made = await call.service.submissions.submit(item)
+    made = await call.service.submissions.ask(item)
     await _check_known(call, item, made)
     return Answer(
         body=made,
@@ -231,7 +231,7 @@ def _refused(call: Call, error: FlowFabricError | Problem, place: int) -> Refuse
 
 async def get_execution(call: Call) -> Execution:
     """Read everything stored about an execution but its input and its result."""
-    found = await call.engine.read_execution(call.path["execution_id"])
+    found = await call.service.reads.ask(call.path["execution_id"])
     if found is None:
         raise _unknown(call)
     return visible.execution_for(call, found)
