@@ -576,7 +576,7 @@ async def test_workers_work_behind_a_transaction_pooling_proxy(site: Site, pgbou
 # The registry
 
 
-@pytest.mark.parametrize("victims", ["a follower", "the leader", "both"])
+@pytest.mark.parametrize("victims", sampling.seeds("both", "a follower", "the leader"))
 async def test_killed_workers_disappear_from_the_registry_once(site: Site, victims: str) -> None:
     """Of three workers one leads the duties, among them the sweep; those that live must not be forgotten."""
     workers = [site.hire(lease_ttl=1, env={"SWEEP_SECONDS": "0.5"}) for _ in range(3)]

@@ -26,6 +26,7 @@ from flowfabric.errors import ConnectionFailed, ExecutionNotActive, TransportErr
 from flowfabric.middleware import Middleware
 from flowfabric.worker import second_thread
 from flowfabric.worker.schedules import ScheduleDuty, declare, fire
+from tests import sampling
 from tests.interleave import Party, waiting
 from tests.support import Clock
 
@@ -1051,7 +1052,7 @@ class Flaky(Middleware):
         return answer
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", sampling.seeds(1, 2))
 async def test_randomly_lost_calls_and_responses_change_nothing(
     database: str, plain_engine: ff.Engine, seed: int
 ) -> None:

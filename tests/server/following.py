@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-PATIENCE = 20.0
+PATIENCE = 30.0
 
 
 class Got(NamedTuple):

@@ -10,6 +10,7 @@ from textwrap import dedent, indent
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("types")  # one run of mypy for all
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """\
 from datetime import datetime, timedelta
