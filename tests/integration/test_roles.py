@@ -34,7 +34,7 @@ PATIENCE = 60.0
 # Who may call what, written down once more: a changed line above a function must be changed here too.
 EVERY_ROLE = """
     begin_epoch deployment_info server_now server_time_ms next_due list_kids
-    read_execution read_result read_payload read_outcomes read_steps list_attempts list_events
+    read_executions read_result read_payload read_outcomes read_steps list_attempts list_events
     read_streams read_last_frames read_stream_summary
     list_pending_waitpoints read_suspension read_signals observe_signals
     describe_flow flow_progress flow_eligibility read_members read_edges read_summary read_flow_tags read_cancel_backlog
