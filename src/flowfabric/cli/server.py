@@ -196,7 +196,8 @@ def _serve_for_parent(fd: int, tells: int | None) -> None:
 
     def on_ready() -> None:
         if tells is not None:
-            os.write(tells, b"1")
+            with contextlib.suppress(BrokenPipeError):  # the parent has died: this process is about to stop
+                os.write(tells, b"1")
             os.close(tells)
 
     with socket.socket(fileno=fd) as sock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -50,6 +51,7 @@ _BACKLOG = 2048
 _LAST_ROUND = timedelta(seconds=2)  # for a duty to finish its round
 _AFTER_GRACE = 15.0  # seconds for duties and connections to close, each with its own limit
 _STREAM_OPS = 4096
+_COLLECT_AFTER = (20_000, 20, 20)  # new objects until the garbage collector looks for cycles
 
 
 def bind(options: Options) -> socket.socket:
@@ -97,7 +99,13 @@ def run(
 ) -> None:
     """Serve until a signal. `follow`: a descriptor at whose end the process that started this one has died."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # the lines of this module say the same
-    process = ServerProcess(options, dsn, sock, app, is_embedded=is_embedded, on_ready=on_ready)
+
+    def ready() -> None:
+        _collect_rarely()
+        if on_ready is not None:
+            on_ready()
+
+    process = ServerProcess(options, dsn, sock, app, is_embedded=is_embedded, on_ready=ready)
     before = {number: signal.signal(number, process.on_signal) for number in _SIGNALS}
     if follow is not None:
         threading.Thread(target=_follow, args=(follow,), name="flowfabric parent", daemon=True).start()
@@ -295,6 +303,16 @@ class ServerProcess:
             ssl_certfile=options.tls_certificate,
             ssl_keyfile=options.tls_key,
         )
+
+
+def _collect_rarely() -> None:
+    """Let the garbage collector stop requests less often: beside a thousand clients it stopped them for 70 ms.
+
+    Requests leave almost no cycles behind, and nothing that exists now is looked at again.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
 
 
 def _exit_now(code: int) -> None:

@@ -27,7 +27,7 @@ HEAD_BYTES: Final = 64 * 1024
 HEAD_SECONDS: Final = 10.0
 # Beyond the cap of connections so many more are accepted, to refuse them in words and to answer probes.
 RESERVE: Final = 64
-_JOINED_BYTES: Final = 64 * 1024  # a longer piece does not wait for others
+_HEAD: Final = b"HTTP/1."
 
 
 def protocol_class(
@@ -134,7 +134,7 @@ def protocol_class(
 
 
 class _Joined:
-    """A transport that sends what is written in one turn of the loop together: the head of an answer with its body."""
+    """A transport that sends the head of an answer together with the first part of its body."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -142,11 +142,14 @@ class _Joined:
         self._held: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        if not self._held:
-            self._loop.call_soon(self.flush)
-        self._held.append(data)
-        if len(data) > _JOINED_BYTES:
+        if self._held:
+            self._held.append(data)
             self.flush()
+        elif data.startswith(_HEAD):
+            self._loop.call_soon(self.flush)  # a body may not follow for a while
+            self._held.append(data)
+        else:
+            self._transport.write(data)
 
     def flush(self) -> None:
         if self._held:
