@@ -15,7 +15,7 @@ from typing import Any
 
 from flowfabric.server import problems
 from flowfabric.server.openapi import document
-from flowfabric.server.operation import Operation
+from flowfabric.server.operation import ROUTES, Operation
 from flowfabric.server.operations import OPERATIONS
 from flowfabric.server.schemas import Schema, described
 
@@ -81,7 +81,7 @@ def page() -> str:
     for one in OPERATIONS:
         chapters.setdefault(one.chapter, []).append(one)
     for chapter, operations in chapters.items():
-        words = described(sys.modules[operations[0].handler.__module__])
+        words = described(sys.modules[f"{ROUTES}.{chapter}"])
         lines += ["", f"## {chapter.capitalize()}", "", words, ""]
         for one in operations:
             lines += _operation(one, whole)

@@ -28,7 +28,7 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Gone: who is connected is cut off, who comes is refused."""
+        """Gone: open connections are cut off, new ones are refused."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -49,7 +49,7 @@ class Proxy:
         self._flows.set()
 
     def flow_anew(self) -> None:
-        """Who comes now is served; who was there before is never answered."""
+        """New connections work; the earlier ones never get another byte."""
         self._flows = asyncio.Event()
         self._flows.set()
 

@@ -20,47 +20,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import flowfabric as ff
 from flowfabric.middleware import Tracing
 from flowfabric.values.lease import Operator
-from tests.acceptance.test_server_process import PATIENCE, Site, site, until  # noqa: F401 - a fixture
-from tests.server.following import parse
+from tests.acceptance.test_server_process import PATIENCE, Follower, Site, site, until  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.xdist_group("server process")]
-
-
-class Follower:
-    """A client of server-sent events that continues with its last id, at the next server, whenever it loses one."""
-
-    def __init__(self, urls: list[str]) -> None:
-        self._urls = urls
-        self.last_id: str | None = None
-        self.seen: list[str] = []
-        self.losses = 0
-
-    async def run(self) -> None:
-        while True:
-            headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
-            url = self._urls[self.losses % len(self._urls)]
-            try:
-                async with (
-                    httpx.AsyncClient(timeout=PATIENCE) as client,
-                    client.stream("GET", f"{url}/v1/events?family=completion", headers=headers) as answer,
-                ):
-                    assert answer.status_code == 200
-                    text = ""
-                    async for piece in answer.aiter_text():
-                        text += piece
-                        while "\n\n" in text:
-                            block, _, text = text.partition("\n\n")
-                            self._take(block)
-            except httpx.HTTPError:
-                self.losses += 1
-                await asyncio.sleep(0)
-
-    def _take(self, block: str) -> None:
-        event = parse(block)
-        if event.data is not None:
-            self.seen.append(event.json["execution_id"])
-        if event.id is not None:
-            self.last_id = event.id
 
 
 async def test_followers_of_a_killed_server_continue_at_another_and_see_every_event_once(
@@ -68,7 +30,7 @@ async def test_followers_of_a_killed_server_continue_at_another_and_see_every_ev
 ) -> None:
     first, second = site.start(), site.start()
     urls = [await first.ready(), await second.ready()]
-    followers = [Follower(urls) for _ in range(4)]
+    followers = [Follower(lambda: urls[0]) for _ in range(4)]
     following = [asyncio.create_task(one.run()) for one in followers]
     written: list[str] = []
     async with await ff.Engine.connect(site.dsn) as engine:
@@ -86,6 +48,7 @@ async def test_followers_of_a_killed_server_continue_at_another_and_see_every_ev
             await until(lambda: all(len(one.seen) > 15 for one in followers))
             first.process.send_signal(signal.SIGKILL)
             await first.ended()
+            del urls[0]
             await writing
             await write(10)
             await until(lambda: all(len(one.seen) >= len(written) for one in followers))

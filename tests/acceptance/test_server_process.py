@@ -1,7 +1,9 @@
 """`flowfabric server` as real processes: signals, kills, a database that restarts, replicas behind a network that cuts.
 
-Clients submit with idempotency keys and try again whatever fails. The ledger at the end: every submission that was
-acknowledged is stored under the id that the client was told, every key exactly once, and nothing else.
+Clients submit with idempotency keys and try again whatever fails, a worker runs what they submit, and followers read
+what ends as server-sent events. At the end every submission that was acknowledged is stored under the id that its
+client was told, every key exactly once, and nothing else; every execution ran once in each of its attempts, and every
+follower saw every end once, in the order of the log.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ import pytest
 import flowfabric as ff
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
+from flowfabric.values.state import State
 from tests import sampling
 from tests.proxy import Proxy
+from tests.server.following import parse
 
 PATIENCE = 60.0
+OPEN = [state for state in State if not state.is_terminal]
 SERVING = re.compile(r"serving (http://\S+), process (\d+)")
 pytestmark = [pytest.mark.xdist_group("server process")]
 
@@ -139,6 +144,91 @@ class Ledger:
             assert await engine.audit(events=True) == []
 
 
+class Follower:
+    """A client of server-sent events that continues with its last id, wherever it is led, when it loses a server."""
+
+    def __init__(self, urls: Callable[[], str]) -> None:
+        self._urls = urls
+        self.last_id: str | None = None
+        self.seen: list[str] = []
+        self.losses = 0
+
+    async def run(self) -> None:
+        while True:
+            headers = {} if self.last_id is None else {"Last-Event-ID": self.last_id}
+            try:
+                async with (
+                    httpx.AsyncClient(timeout=PATIENCE) as client,
+                    client.stream("GET", f"{self._urls()}/v1/events?family=completion", headers=headers) as answer,
+                ):
+                    assert answer.status_code in (200, 503), answer.status_code
+                    text = ""
+                    async for piece in answer.aiter_text():
+                        text += piece if answer.status_code == 200 else ""
+                        while "\n\n" in text:
+                            block, _, text = text.partition("\n\n")
+                            self._take(block)
+            except httpx.HTTPError:
+                pass
+            self.losses += 1
+            await asyncio.sleep(0.01)
+
+    def _take(self, block: str) -> None:
+        event = parse(block)
+        assert event.name != "reset"
+        if event.data is not None and event.name is None:
+            self.seen.append(event.json["execution_id"])
+        if event.id is not None:
+            self.last_id = event.id
+
+
+@contextlib.asynccontextmanager
+async def watched(dsn: str, urls: Callable[[], str], count: int = 3) -> AsyncIterator[None]:
+    """A worker for what is submitted, and followers of the servers; at the end everything ran, and was seen, once."""
+    app = ff.App(dsn=dsn)
+    ran: list[tuple[str, int]] = []
+
+    @app.task
+    async def job(context: ff.Context) -> None:
+        ran.append((str(context.execution_id), context.attempt_index))
+
+    followers = [Follower(urls) for _ in range(count)]
+    following = [asyncio.create_task(one.run()) for one in followers]
+    ended: list[str] = []
+
+    def all_follow(least: Callable[[Follower], Any]) -> bool:
+        for task in following:
+            if task.done():
+                task.result()
+        return all(least(one) for one in followers)
+
+    try:
+        await until(lambda: all_follow(lambda one: one.last_id))
+        async with app, ff.Worker(app):
+            yield
+            engine = (await app.client()).engine
+            deadline = time.monotonic() + PATIENCE
+            while (await engine.find_executions(kinds=["job"], states=OPEN, limit=1)).items:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            cursor = None
+            while (page := await engine.read_events(family="completion", after=cursor, limit=1000)).items:
+                ended += [str(one.execution_id) for one in page.items]
+                cursor = page.next_cursor
+            await until(
+                lambda: all_follow(lambda one: len(one.seen) >= len(ended)),
+                lambda: f"of {len(ended)} ends followers saw {[len(one.seen) for one in followers]}",
+            )
+    finally:
+        for task in following:
+            task.cancel()
+        await asyncio.gather(*following, return_exceptions=True)
+    assert len(set(ran)) == len(ran)  # again only in another attempt: after a lost lease
+    assert sorted(ended) == sorted({execution_id for execution_id, _ in ran})
+    for one in followers:
+        assert one.seen == ended
+
+
 class Site:
     """A database, and the servers in front of it."""
 
@@ -202,10 +292,14 @@ async def test_a_stopping_server_answers_what_waits_finishes_what_runs_and_exits
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body[:5])
         )
         turn = iter(range(1_000_000))
-        async with load(ledger, lambda: addresses[next(turn) % len(addresses)]):
+
+        def urls() -> str:
+            return addresses[next(turn) % len(addresses)]
+
+        async with watched(site.dsn, urls), load(ledger, urls):
             await until(lambda: len(ledger.told) > 30)
             await _in_flight(addresses[0], 32)  # polls, followers, the late one and the one that asks
-            assert "flowfabric_sse_clients 10.0" in (await client.get("/metrics")).text
+            assert re.search(r"flowfabric_sse_clients 1\d\.0", (await client.get("/metrics")).text)
             del addresses[0]
             first.process.send_signal(signal.SIGTERM)
             stopping = time.monotonic()
@@ -257,7 +351,7 @@ async def _follow(url: str) -> str:
 
 async def test_a_second_signal_exits_at_once(site: Site) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
-        server = site.start("--grace=60s")
+        server = site.start("--grace=60s", "--json")
         url = urlsplit(await server.ready())
         _, writer = await asyncio.open_connection("127.0.0.1", url.port)
         writer.write(b"POST /v1/executions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
@@ -269,17 +363,27 @@ async def test_a_second_signal_exits_at_once(site: Site) -> None:
         server.process.send_signal(number)
         assert await server.ended() == 128 + number
         writer.close()
+        lines = [json.loads(line) for line in server.words.splitlines()]
+        access = [one for one in lines if one.get("route") == "/metrics"]
+        assert access
+        for one in access:
+            assert (one["method"], one["status"], one["key_id"], one["address"]) == ("GET", 200, None, "127.0.0.1")
+            assert one["request_id"] and one["seconds"] > 0
 
 
 async def test_requests_that_do_not_finish_within_the_grace_are_cut_off(site: Site) -> None:
     # The standard variables of OpenTelemetry say where its spans go.
     server = site.start("--grace=0.2s", OTEL_TRACES_EXPORTER="console")
     url = urlsplit(await server.ready())
-    _, writer = await asyncio.open_connection("127.0.0.1", url.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", url.port)
     writer.write(b"POST /v1/executions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
     await writer.drain()
     await _in_flight(url.geturl(), 2)
     await server.stop()
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["code"] == "draining"
+    assert "Traceback" not in server.words
     writer.close()
     assert '"name": "GET /metrics"' in server.words
     assert '"service.name": "flowfabric-server"' in server.words
@@ -289,7 +393,7 @@ async def test_one_of_two_processes_is_killed_and_nothing_is_lost(site: Site) ->
     server = site.start("--processes=2")
     url = await server.ready(processes=2)
     ledger = Ledger()
-    async with load(ledger, lambda: url):
+    async with watched(site.dsn, lambda: url), load(ledger, lambda: url):
         for round_ in range(1, sampling.examples(6, 2) + 1):
             told = len(ledger.told)
             await until(lambda told=told: len(ledger.told) > told + 30)  # type: ignore[misc]
@@ -339,7 +443,11 @@ async def test_a_restart_of_the_database_loses_nothing(own_site: tuple[Site, Pat
     server = site.start()
     url = await server.ready()
     ledger = Ledger()
-    async with load(ledger, lambda: url), httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:
+    async with (
+        watched(site.dsn, lambda: url),
+        load(ledger, lambda: url),
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client,
+    ):
         for _ in range(sampling.examples(4, 1)):
             told = len(ledger.told)
             await until(lambda told=told: len(ledger.told) > told + 30)  # type: ignore[misc]
@@ -379,8 +487,12 @@ async def test_replicas_behind_a_network_that_cuts_lose_nothing(site: Site) -> N
     balancer = Balancer([port for port in ports if port is not None])
     await balancer.open()
     ledger = Ledger()
+
+    def url() -> str:
+        return f"http://127.0.0.1:{balancer.port}"
+
     try:
-        async with load(ledger, lambda: f"http://127.0.0.1:{balancer.port}"):
+        async with watched(site.dsn, url), load(ledger, url):
             for _ in range(sampling.examples(20, 4)):
                 told = len(ledger.told)
                 await until(lambda told=told: len(ledger.told) > told + 10)  # type: ignore[misc]

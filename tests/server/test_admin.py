@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta
 
 from flowfabric.values.attempt import Failure
+from flowfabric.values.execution import NewExecution
 from tests.server.keyed import Keyed
 from tests.support import WORKER, claim_one, submit
 
@@ -31,6 +33,18 @@ async def test_an_export_has_one_line_per_execution_with_input_and_result(keyed:
     assert len(before.text.splitlines()) == 2
     assert (await client.get("/v1/export", params={"kind": "none"})).text == ""
     assert (await client.get("/v1/export", params={"limit": "5"})).status_code == 422
+
+
+async def test_an_export_that_breaks_off_continues_without_losing_what_was_created_in_the_same_instant(
+    keyed: Keyed,
+) -> None:
+    await keyed.engine.create_many([NewExecution(execution_kind="job") for _ in range(3)])
+    client = await keyed.client("read")
+    lines = [json.loads(line) for line in (await client.get("/v1/export")).text.splitlines()]
+    assert len({line["created_at"] for line in lines}) == 1
+    before = datetime.fromisoformat(lines[0]["created_at"]) + timedelta(microseconds=1)
+    rest = (await client.get("/v1/export", params={"created_before": before.isoformat()})).text
+    assert [json.loads(line) for line in rest.splitlines()] == lines
 
 
 async def test_an_export_of_more_than_a_page_is_whole(keyed: Keyed) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import pytest
 
 import flowfabric as ff
+from flowfabric.errors import RetriesExhausted
 from flowfabric.server.operation import Scope
 from flowfabric.values.budget import budget_id_of
 from flowfabric.values.execution import NewExecution
@@ -84,6 +86,22 @@ async def test_a_change_holds_only_for_the_definition_that_was_read(client: http
         again = await client.patch(budget, json={"soft_limits": {"tokens": 1}}, headers=header)
         assert again.status_code == 200
     assert (await client.get(budget)).json()["hard_limits"] == {"tokens": 1}
+
+
+async def test_a_conflict_in_the_database_is_no_stale_definition(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = await create(client)
+    tries = 0
+
+    async def update_budget(*_: Any, **__: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        raise RetriesExhausted("deadlock detected")
+
+    monkeypatch.setattr(ff.Engine, "update_budget", update_budget)
+    answer = await client.patch(budget, json={"raise_by": {"tokens": 50}})
+    assert (answer.json()["code"], tries) == ("retry_exhausted", 3)
 
 
 async def test_of_changes_at_the_same_time_with_one_tag_one_holds(client: httpx.AsyncClient) -> None:

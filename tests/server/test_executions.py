@@ -196,7 +196,8 @@ async def test_the_history_of_an_execution_is_listed(
 ) -> None:
     execution_id = await submit()
     claimed = await claim(plain_engine)
-    await plain_engine.record_steps([(claimed.handle, ff.engine.steps.NewStep(name="fetch", result=b'{"n": 1}'))])
+    for name, result in (("fetch", b'{"n": 1}'), ("then", b"2"), ("last", b"3")):
+        await plain_engine.record_steps([(claimed.handle, ff.engine.steps.NewStep(name=name, result=result))])
     await plain_engine.fail(claimed.handle, "no luck", retry_policy={"max_retries": 0})
     for part, seen in (("attempts", "attempt_index"), ("steps", "name"), ("events", "lease_type"), ("signals", None)):
         answer = await client.get(f"/v1/executions/{execution_id}/{part}")
@@ -206,7 +207,11 @@ async def test_the_history_of_an_execution_is_listed(
         assert bool(items) == (seen is not None), part
         assert (await client.get(f"/v1/executions/{uuid4()}/{part}")).status_code == 404
     steps = (await client.get(f"/v1/executions/{execution_id}/steps")).json()["items"]
-    assert steps[0]["result"] == {"n": 1}
+    assert [one["result"] for one in steps] == [{"n": 1}, 2, 3]
+    first = await client.get(f"/v1/executions/{execution_id}/steps?limit=2")
+    last = await client.get(first.links["next"]["url"])
+    assert [*first.json()["items"], *last.json()["items"]] == steps
+    assert last.json()["next_cursor"] is None
     events = await client.get(f"/v1/executions/{execution_id}/events?limit=1")
     rest = await client.get(events.links["next"]["url"])
     assert rest.json()["items"][0]["cursor"] != events.json()["items"][0]["cursor"]
@@ -367,6 +372,46 @@ async def test_arguments_are_checked_by_the_signature_of_a_known_task(plain_engi
         other = await client.post("/v1/executions", json={"execution_kind": "elsewhere", "arguments": {"z": 1}})
         assert other.status_code == 201
     await service.close()
+
+
+async def test_a_known_task_has_the_limits_of_its_options(plain_engine: ff.Engine, database: str) -> None:
+    app = ff.App(database)
+    app.budget("team", hard={"tokens": 5})
+    app.quota("api", concurrent=1, key="tenant")
+
+    @app.task(budgets=["team", "acme"], quotas=["api"])
+    async def ask() -> None: ...
+
+    tags = {"tenant": "acme"}
+    node = {"execution_kind": ask.name, "tags": tags}
+    service = Service(plain_engine, app=app, keys=NoKeys())
+    transport = httpx.ASGITransport(create_app(plain_engine, service=service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        early = await client.post("/v1/executions", json=node)
+        assert (early.status_code, early.json()["detail"][:27]) == (400, "budgets: there is no budget")
+        await (await app.client()).create_budget("acme", hard={"tokens": 5})
+        early = await client.post("/v1/executions", json=node)
+        assert (early.status_code, "is declared but not stored" in early.json()["detail"]) == (400, True)
+        await app.prepare()
+        bare = await client.post("/v1/executions", json={"execution_kind": ask.name})
+        assert (bare.status_code, "the tag 'tenant', which is missing" in bare.json()["detail"]) == (400, True)
+        assert (await client.post("/v1/executions", json=node)).status_code == 201
+        batch = await client.post("/v1/executions/batch", json={"items": [node]})
+        assert [one["status"] for one in batch.json()["items"]] == ["created"]
+        flow = await client.post("/v1/flows", json={"nodes": {"a": node}})
+        assert flow.status_code == 201
+        more = await client.post(f"/v1/flows/{flow.json()['flow_id']}/extend", json={"nodes": {"b": node}})
+        assert more.is_success, more.json()
+        nightly = {**node, "every_seconds": 60}
+        assert (await client.put("/v1/schedules/nightly", json=nightly)).status_code == 201
+        own = {"execution_kind": ask.name, "policy": {}}
+        assert (await client.post("/v1/executions", json=own)).status_code == 201
+    await service.close()
+    found = [
+        await plain_engine.read_execution(one.execution_id) for one in (await plain_engine.find_executions()).items
+    ]
+    assert sorted((len(one.budget_ids), len(one.quota_policy_ids)) for one in found if one) == [(0, 0), *[(2, 1)] * 4]
+    await app.close()
 
 
 async def test_requests_that_arrive_together_are_one_call(

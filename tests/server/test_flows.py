@@ -232,7 +232,10 @@ async def test_a_flow_grows_after_members_by_name_and_by_id(client: httpx.AsyncC
     grown = await client.post(f"{path}/extend", json=more, headers=headers)
     assert grown.status_code == 201, grown.text
     again = await client.post(f"{path}/extend", json=more, headers=headers)
-    assert (again.status_code, again.json()["nodes"]) == (200, grown.json()["nodes"])
+    assert (again.status_code, again.content) == (201, grown.content)
+    other = {"nodes": {"else": {"execution_kind": "x"}}}
+    reused = await client.post(f"{path}/extend", json=other, headers=headers)
+    assert (reused.status_code, reused.json()["code"]) == (422, "idempotency_key_reused")
     edges = (await client.get(f"{path}/edges", params={"incoming": grown.json()["nodes"]["tidy"]})).json()["items"]
     assert {one["upstream_execution_id"] for one in edges} == {
         grown.json()["nodes"]["announce"], made["nodes"]["build"],

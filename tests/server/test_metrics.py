@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
 import flowfabric as ff
+from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.middleware import METRICS, Metrics, layer
 from flowfabric.server.metrics import SERVER_METRICS, STORED_METRICS, ServerMetrics, StoredGauges
 from flowfabric.server.operation import Scope
 from flowfabric.server.service import Service
 from flowfabric.server.telemetry import Telemetry
+from tests.databases import fresh_database
 from tests.proxy import proxies
 from tests.server.conftest import MakeClient, Submit
 from tests.support import claim_one
@@ -107,6 +110,30 @@ async def test_without_its_database_a_server_is_alive_not_ready_and_measured(
         assert "flowfabric_lane_depth{" not in text
         await proxy.open()
         assert (await client.get("/readyz")).status_code == 200
+
+
+async def test_a_server_is_ready_only_with_a_schema_that_it_works_with(
+    client_of: MakeClient, service: Service, server: str
+) -> None:
+    nobody = client_of()
+    async with fresh_database(server) as dsn, await ff.Engine.connect(dsn, notifications=False) as engine:
+        service.engine = engine
+        assert (await nobody.get("/healthz")).json()["schema_version"] == SCHEMA_VERSION
+        sql = await asyncpg.connect(dsn)
+        for change, text in (
+            (
+                "update flowfabric.build set version = 99, oldest = 99",
+                "functions that do not serve this release",
+            ),
+            ("drop schema flowfabric cascade", "no schema"),
+        ):
+            await sql.execute(change)
+            assert (await nobody.get("/livez")).status_code == 200
+            for path in ("/readyz", "/healthz"):
+                answer = await nobody.get(path)
+                assert (answer.status_code, answer.json()["code"]) == (503, "unavailable"), text
+                assert answer.headers["retry-after"]
+        await sql.close()
 
 
 async def test_a_stopping_server_is_alive_and_not_ready(client_of: MakeClient, service: Service) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import get_type_hints
+from typing import Any, get_type_hints
+from urllib.parse import quote
 from uuid import uuid4
 
 import httpx
 import jsonschema
 from msgspec.structs import fields
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 import flowfabric as ff
 from flowfabric.errors import NotFound
@@ -22,6 +25,7 @@ from tests.docs.pages import ROOT, load
 from tests.each import Rows
 from tests.server.conftest import MakeClient
 from tests.server.examples import request_of
+from tests.server.keyed import Keyed
 
 DOCUMENT = document(OPERATIONS)
 
@@ -123,6 +127,56 @@ async def test_every_link_leads_to_what_was_made(client: httpx.AsyncClient) -> N
                 count += 1
     rows.tell()
     assert count > 30
+
+
+async def test_an_answer_says_where_to_read_what_it_made_as_the_document_does(keyed: Keyed) -> None:
+    client = await keyed.client("admin")
+    transport = httpx.ASGITransport(Starlette(routes=[Mount("/engine", keyed.app)]))
+    made = await client.post("/v1/flows", json={"flow_kind": "f"})
+    ids = {"name": "a b/c", "flow_id": made.json()["flow_id"]}
+    member = await client.post("/v1/executions", json={"execution_kind": "work", "flow_id": ids["flow_id"]})
+    ids["execution_id"] = member.json()["execution_id"]
+    bodies: dict[str, Any] = {
+        "put_schedule": {"execution_kind": "k", "every_seconds": 60},
+        "add_flow_member": {"execution_id": ids["execution_id"]},
+        "extend_flow": {"nodes": {"n": {"execution_kind": "k"}}},
+        "create_budget": {"name": "b"},
+        "create_quota": {"name": "q"},
+    }
+    rows = Rows()
+    async with httpx.AsyncClient(transport=transport, base_url="http://server", headers=client.headers) as mounted:
+        for one in OPERATIONS:
+            responses = DOCUMENT["paths"][one.path][one.method.lower()]["responses"]
+            told = {int(status) for status in responses if "Location" in responses[status].get("headers", {})}
+            with rows.row(one.name):
+                assert told == (set() if one.made is None else {201, 202} & one.answers.keys())
+                if one.made is None:
+                    continue
+                request = request_of(one, {**ids, "name": quote(ids["name"], safe="")})
+                request |= {"url": f"/engine{request['url']}", "json": bodies.get(one.name, request["json"])}
+                answer = await mounted.request(**request)
+                assert answer.status_code in (200, *told), answer.text
+                assert answer.headers["location"].startswith("/engine/v1/")
+                assert (await mounted.get(answer.headers["location"])).status_code == 200, answer.headers
+        page = await mounted.get("/engine/v1/executions?limit=1", headers={"Host": "server/elsewhere"})
+        assert page.links["next"]["url"].startswith("/engine/v1/executions?limit=1&cursor=")
+        assert (await mounted.get(page.links["next"]["url"])).status_code == 200
+    rows.tell()
+
+
+def test_every_record_and_list_has_an_etag_but_what_is_not_stored_or_waits() -> None:
+    without = {one.name for one in OPERATIONS if one.method == "GET" and not (one.etag or one.no_store)}
+    assert without == {"get_outcome"}
+
+
+def test_only_what_heeds_if_match_says_that_it_does() -> None:
+    told = {
+        operation["operationId"]
+        for methods in DOCUMENT["paths"].values()
+        for operation in methods.values()
+        if any(one["name"] == "If-Match" for one in operation["parameters"]) or "412" in operation["responses"]
+    }
+    assert told == {"change_priority", "set_lane_state", "put_schedule", "update_budget", "update_quota"}
 
 
 def test_the_document_is_openapi_that_refers_only_to_what_it_has() -> None:

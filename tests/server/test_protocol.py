@@ -164,6 +164,44 @@ async def test_an_oversize_chunked_body_is_refused_while_it_arrives(base: Any) -
         writer.close()
 
 
+@each("base", BOTH)
+async def test_what_arrives_of_a_body_after_its_answer_is_no_request(base: Any) -> None:
+    start = b"POST /v1/notes HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"  # without a key
+    next_one = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    size = 4 * HEAD_BYTES
+    async with asyncio.timeout(PATIENCE), listening(base) as server:
+        for length, body in (
+            (b"Content-Length: %d" % size, b"x" * size),
+            (b"Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\n\r\n" % (size, b"x" * size)),
+        ):
+            reader, writer = await server.connect()
+            writer.write(start + length + b"\r\n\r\n")
+            assert head(await reader.readuntil(b"}"))[0] == 401
+            for place in range(0, len(body), HEAD_BYTES):
+                writer.write(body[place : place + HEAD_BYTES])
+                await writer.drain()
+                await asyncio.sleep(0)
+            writer.write(next_one)
+            answers = await reader.read()
+            assert answers.count(b"HTTP/1.1") == 1
+            assert head(answers)[0] == 200
+            writer.close()
+        reader, writer = await server.connect()
+        writer.write(start + b"Content-Length: 99999999\r\n\r\n")
+        assert head(await reader.readuntil(b"}"))[0] == 401
+        writer.write(b"x" * (protocol._UNREAD_BYTES + 1))
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""  # closed without another answer
+        writer.close()
+    async with asyncio.timeout(PATIENCE), listening(base, head_seconds=0.05) as slow:
+        reader, writer = await slow.connect()
+        writer.write(start + b"Content-Length: 100\r\n\r\n")
+        assert head(await reader.readuntil(b"}"))[0] == 401
+        writer.write(b"x")
+        assert await reader.read() == b""
+        writer.close()
+
+
 SECOND = b"GET /v1/long HTTP/1.1\r\nHost: x\r\n\r\n"
 SMUGGLED = {
     "both lengths": b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -237,6 +275,20 @@ async def test_a_client_that_takes_nothing_of_an_answer_is_cut_off(base: Any) ->
                     assert await loop.sock_recv(client, 15) == b"HTTP/1.1 200 OK"
                     while b"flowfabric_http_connections 0.0" not in server.metrics.text(None):
                         await asyncio.sleep(0.01)
+
+
+async def test_what_is_written_for_a_client_that_left_meanwhile_is_dropped() -> None:
+    class Left(asyncio.Transport):
+        def is_closing(self) -> bool:
+            return True
+
+        def writelines(self, list_of_data: Any) -> None:
+            raise RuntimeError("the handler is closed")
+
+    joined = protocol._Joined(Left(), asyncio.get_running_loop())
+    joined.write(b"x")
+    joined.flush()
+    joined.flush()
 
 
 @each("base", BOTH)

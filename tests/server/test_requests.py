@@ -16,7 +16,7 @@ from flowfabric._taxonomy import TAXONOMY
 from flowfabric.errors import NotFound
 from flowfabric.server import problems
 from flowfabric.server.app import create_app
-from tests.each import each
+from tests.each import Rows, each
 from tests.server.conftest import Submit
 
 
@@ -119,6 +119,29 @@ async def test_a_wrong_member_of_a_policy_is_named(
     for found, before in ((alone, ""), (batch, "/items/0"), (flow, "/nodes/n"), (schedule, "")):
         assert (found["status"], found["family"]) == (400, "validation")
         assert [one["pointer"] for one in found["errors"]] == [f"{before}{pointer}"], found
+
+
+async def test_what_the_engine_refuses_is_named_as_the_request_names_it(client: httpx.AsyncClient) -> None:
+    odd = {"execution_kind": "k", "input": {"base64": "AA==", "encoding": "\0"}}
+    pages = "\0", "0001-01-01T00:00:00+14:00"
+    rows = Rows()
+    for method, path, given, name in (
+        ("POST", "/v1/executions", odd, "/input/encoding"),
+        ("POST", "/v1/flows", {"nodes": {"n": odd}}, "/nodes/n/input/encoding"),
+        ("POST", "/v1/api-keys", {"name": "a", "scopes": ["read"], "expires_at": "2050-01-01T00:00:00"}, "/expires_at"),
+        ("POST", "/v1/api-keys", {"name": "a", "scopes": ["read"], "expires_seconds": -5}, "/expires_seconds"),
+        ("POST", "/v1/bulk/cancel", {"filter": {"kinds": ["\0"]}}, "/filter/kinds"),
+        ("GET", "/v1/audit", {"actor": pages[0]}, "actor"),
+        ("GET", "/v1/audit", {"since": pages[1]}, "since"),
+        ("GET", "/v1/executions", {"lane": pages[0]}, "lane"),
+    ):
+        with rows.row((path, name)):
+            shown = {"params": given} if method == "GET" else {"json": given}
+            problem = (await client.request(method, path, **shown)).json()  # type: ignore[arg-type]
+            (error,) = problem["errors"]
+            assert (problem["status"], error.get("pointer", error.get("parameter"))) == (400, name), problem
+            assert "filter." not in problem["detail"] or "filter" in name, problem
+    rows.tell()
 
 
 async def test_what_is_nested_too_deep_is_refused_and_refuses_nothing_else(client: httpx.AsyncClient) -> None:

@@ -34,6 +34,7 @@ async def test_a_schedule_is_stored_read_and_run(client: httpx.AsyncClient, plai
     assert (made.status_code, made.json()["status"]) == (201, "created"), made.text
     read = await client.get("/v1/schedules/nightly")
     assert read.json() == made.json()["schedule"]
+    assert read.headers["etag"] == made.headers["etag"]
     for name, value in NIGHTLY.items():
         assert read.json()[name] == value, name
     assert read.json()["next_at"] is not None

@@ -15,12 +15,13 @@ from flowfabric.server.operation import Scope
 from flowfabric.server.service import Service
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.ids import mint_uuid
+from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
 from flowfabric.values.stream import BestEffortLive, DurableSummary, NewFrame
 from tests.each import Rows
 from tests.server.conftest import MakeClient
 from tests.server.following import PATIENCE, Follow
-from tests.support import started
+from tests.support import started, submit
 from tests.until import until
 
 
@@ -147,6 +148,17 @@ async def test_the_id_of_every_frame_continues_after_it_and_the_end_is_told(
         async with follow(path, last_id=last) as again:
             found = await again.events(5 - place)
             assert [one.id for one in found] == [*ids[place:], end.id]
+    async with follow(path, last_id=end.id) as over:
+        assert (over.status, over.body) == (204, b"")
+
+
+async def test_the_end_of_a_stream_that_never_began_is_told_once(plain_engine: ff.Engine, follow: Follow) -> None:
+    target = await submit(plain_engine)
+    await plain_engine.cancel(Operator(target), "never started")
+    path = f"/v1/executions/{target}/attempts/0/stream/events"
+    async with follow(path) as first:
+        end = await first.event()
+        assert (end.name, end.json) == ("end", {"closed_at": None, "closed_reason": None})
     async with follow(path, last_id=end.id) as over:
         assert (over.status, over.body) == (204, b"")
 

@@ -17,7 +17,7 @@ from typing import Any
 import asyncpg
 
 from flowfabric._postgres import statements
-from flowfabric._postgres.build import THIS, build_of, check_build
+from flowfabric._postgres.build import THIS, Build, build_of, check_build
 from flowfabric._postgres.connections import Connections
 from flowfabric._postgres.dsn import check_dsn, describe, next_host_first
 from flowfabric._postgres.known_types import Connection
@@ -191,16 +191,7 @@ class Database:
                 raise ConnectionFailed("schema_missing", target=self.target) from error
             except asyncpg.InsufficientPrivilegeError as error:
                 raise ConnectionFailed("missing_privileges", str(error), target=self.target) from error
-        check_steps(row["steps"] if row is not None else ())
-        version = (row["schema_version"] if row is not None else None) or 0
-        if version < SCHEMA_VERSION:
-            raise ConnectionFailed(
-                "schema_older",
-                f"the schema is version {version}, this package needs {SCHEMA_VERSION}",
-                target=self.target,
-            )
-        build = build_of(row)
-        check_build(build, self.target)
+        build = check_deployment(row, self.target)
         if build.version == THIS.version and build.digest != THIS.digest:
             _log.warning("the functions in %s differ from this package's; run `flowfabric migrate`", self.target)
         async with self.connection() as connection:
@@ -257,6 +248,19 @@ def failure(error: Exception, sql: str, target: str) -> FlowFabricError:
             return not_allowed(str(error), sql) or translate(error, target)
         case _:
             return translate(error, target)
+
+
+def check_deployment(row: Any, target: str) -> Build:
+    """Return the build of the functions in a row of `deployment_info`; refuse what this process cannot work with."""
+    check_steps(row["steps"] if row is not None else ())
+    version = (row["schema_version"] if row is not None else None) or 0
+    if version < SCHEMA_VERSION:
+        raise ConnectionFailed(
+            "schema_older", f"the schema is version {version}, this package needs {SCHEMA_VERSION}", target=target
+        )
+    build = build_of(row)
+    check_build(build, target)
+    return build
 
 
 def check_server(connection: asyncpg.Connection[Any], target: str) -> None:

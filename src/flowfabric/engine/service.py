@@ -17,7 +17,13 @@ import asyncpg
 from flowfabric import settings
 from flowfabric._postgres import statements
 from flowfabric._postgres.build import Build
-from flowfabric._postgres.database import Database, check_server, connection_failed, translate
+from flowfabric._postgres.database import (
+    Database,
+    check_deployment,
+    check_server,
+    connection_failed,
+    translate,
+)
 from flowfabric._postgres.dsn import check_dsn, describe
 from flowfabric._postgres.listen import Listener
 from flowfabric._postgres.migrate import Migration, current_migration, current_version, migrate
@@ -262,6 +268,14 @@ def embedded_place(service: Service) -> Path | None:
 async def connects_as_owner(service: Service) -> bool:
     """Whether the engine's database user owns the schema, and so may do everything in it."""
     return bool((await service._row(statements.IS_OWNER, repeatable=True))["is_owner"])
+
+
+async def check_schema(service: Service) -> int:
+    """Return the version of the schema; `TransportError` if there is none with which this process can work now."""
+    found = await service._fetch(statements.DEPLOYMENT_INFO)
+    row = found[0] if found else None
+    check_deployment(row, service.target)
+    return int(found[0]["schema_version"])
 
 
 async def revive_embedded(place: Path) -> Literal["", "died", "shutting_down"]:

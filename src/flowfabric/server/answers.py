@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from hashlib import blake2b
 from types import UnionType
 from typing import Any, Final, NamedTuple, Union, get_args, get_origin
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from msgspec import Struct
 
 from flowfabric.contracts import json_form
-from flowfabric.server import cursors, problems
+from flowfabric.server import cursors
 from flowfabric.server.call import Answer, Call, EventStream, Page
-from flowfabric.server.operation import Operation
+from flowfabric.server.operation import PLACEHOLDER, Operation
 
 JSON: Final = b"application/json"
 _CAPITALS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -36,6 +36,8 @@ class Writer:
         self._operation = operation
         self._status = next(iter(operation.answers), 200)
         self._media = operation.media.encode()
+        self._made = operation.made
+        self._made_ids = PLACEHOLDER.findall(operation.made or "")
         records = [one for answer in operation.answers.values() for one in union_members(answer)]
         found = {one for one in records if is_record(one)}
         self._tags = {one: f'{{"status":"{snake_case(one.__name__)}",'.encode() for one in found if len(found) > 1}
@@ -47,6 +49,8 @@ class Writer:
         headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
         if self._operation.no_store:
             headers.append((b"cache-control", b"no-store"))
+        if self._made is not None and (place := self._place(call, body)) is not None:
+            headers.append((b"location", place))
         if isinstance(body, EventStream):
             headers += [(b"content-type", body.media.encode()), (b"x-accel-buffering", b"no")]
             return Finished(answer.status, headers, b"", body.pieces)
@@ -64,7 +68,7 @@ class Writer:
                 body = {"items": body.items, "next_cursor": rest}
             data = self.encode(body)
             headers.append((b"content-type", answer.media.encode() if answer.media else self._media))
-        if self._operation.etag and answer.status == 200:
+        if self._operation.etag and answer.status in (200, 201):
             tag = answer.etag or etag(data)
             headers.append((b"etag", tag.encode()))
             known = call.headers.get(b"if-none-match") if self._operation.method == "GET" else None
@@ -80,6 +84,16 @@ class Writer:
             return data
         return tag[:-1] + b"}" if data == b"{}" else tag + data[1:]
 
+    def _place(self, call: Call, body: Any) -> bytes | None:
+        """Where to read what was made; None if nothing was."""
+        ids = {name: getattr(body, name, call.path.get(name)) for name in self._made_ids}
+        if None in ids.values():
+            return None
+        path = (self._made or "").format_map(
+            {name: quote(value, safe="") if isinstance(value, str) else value for name, value in ids.items()}
+        )
+        return f"{call.scope.get('root_path', '')}{path}".encode()
+
     def filters(self, call: Call) -> tuple[Any, ...]:
         """What a cursor of this list is bound to."""
         query = call.query
@@ -92,22 +106,15 @@ def etag(data: bytes) -> str:
     return f'"{blake2b(data, digest_size=12).hexdigest()}"'
 
 
-def matches(given: str | None, tag: str) -> bool:
-    """Whether a header `If-None-Match` or `If-Match` names this version."""
-    if given is None:
-        return False
+def matches(given: str, tag: str) -> bool:
+    """Whether a header `If-None-Match` names this version."""
     return given.strip() == "*" or tag in (one.strip().removeprefix("W/") for one in given.split(","))
-
-
-def check_match(call: Call, current: Any) -> None:
-    """Refuse a change (412) if `If-Match` names another version than `current`, a record as its GET shows it."""
-    if call.if_match is not None and not matches(call.if_match, etag(json_form.encode(current))):
-        raise problems.Problem(412, "precondition_failed", "If-Match names another version than the stored one")
 
 
 def _next_link(call: Call, cursor: str) -> bytes:
     given = [(name, value) for name, value in call.request.query_params.multi_items() if name != "cursor"]
-    path = call.request.scope["root_path"] + call.request.url.path.removeprefix(call.request.scope["root_path"])
+    root = call.scope.get("root_path", "")
+    path = quote(root + call.scope["path"].removeprefix(root), safe="/:{}")
     return f'<{path}?{urlencode([*given, ("cursor", cursor)])}>; rel="next"'.encode()
 
 

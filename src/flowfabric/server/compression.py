@@ -28,4 +28,13 @@ def is_compressed(scope: MutableMapping[str, Any]) -> bool:
     """Whether the server compresses a long answer to this request."""
     if not scope.get(COMPRESSES, False):
         return False
-    return any(name == b"accept-encoding" and b"gzip" in value for name, value in scope["headers"])
+    return any(name == b"accept-encoding" and b"gzip" in value and _accepts(value) for name, value in scope["headers"])
+
+
+def _accepts(value: bytes) -> bool:
+    """Whether gzip is among the encodings, with a weight above 0."""
+    for one in value.lower().split(b","):
+        name, _, weight = one.replace(b" ", b"").partition(b";q=")
+        if name == b"gzip":
+            return weight.strip(b"0.") != b"" or not weight
+    return False

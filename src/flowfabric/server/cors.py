@@ -12,7 +12,7 @@ _REQUEST_HEADERS: Final = (
     b"authorization, content-type, idempotency-key, if-match, if-none-match, last-event-id, traceparent, tracestate,"
     b" x-request-id"
 )
-_ANSWER_HEADERS: Final = b"etag, link, location, retry-after, x-request-id"
+_ANSWER_HEADERS: Final = b"etag, idempotency-replayed, link, location, retry-after, x-request-id, x-result-encoding"
 _REMEMBERED: Final = b"600"
 
 

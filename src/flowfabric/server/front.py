@@ -121,6 +121,10 @@ class _Request:
                 await self._front._app(scope, self._received, self._sent)
         except TimeoutError:
             await self._give_up()
+        except asyncio.CancelledError:
+            if not self._front._is_draining():
+                raise
+            await self._cut_off()
         except Problem as problem:
             await self._refuse(problem)
         except Exception as error:
@@ -175,6 +179,14 @@ class _Request:
                 async with asyncio.timeout(_LAST_WORDS):
                     while (await self._receive())["type"] != "http.disconnect":  # until then it would answer for us
                         pass
+
+    async def _cut_off(self) -> None:
+        """Refuse a request that did not finish within the grace."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.uncancel()
+        words = "the server stops, and the request did not finish in time"
+        await self._refuse(Problem(503, "draining", words, headers={"Connection": "close"}))
 
     def _too_slow(self) -> Problem:
         if self._asked and not self._body_read:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
-from uuid import UUID, uuid5
 
 import msgspec
 from msgspec import Struct
@@ -24,9 +23,7 @@ from flowfabric.values.ids import (
     PARTITION_VALUES,
     ExecutionId,
     FlowId,
-    fit_partition,
     mint_execution_id,
-    partition_of_id,
 )
 from flowfabric.values.joins import AllOf, AllSettled, AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 
@@ -93,7 +90,7 @@ class FlowNode(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Graph:
     """The nodes of one request, as the engine takes them.
 
-    `members` are those that exist already, by name. With a `seed` the same request gives the same ids.
+    `members` are those that exist already, by name.
     """
 
     def __init__(
@@ -104,20 +101,13 @@ class Graph:
         *,
         namespace: str,
         members: Mapping[str, ExecutionId] | None = None,
-        seed: UUID | None = None,
     ) -> None:
         self._call = call
         self._flow_id = flow_id
         self._given = nodes
         self._namespace = namespace
         self._members = members or {}
-        home = partition_of_id(flow_id, PARTITION_VALUES)
-        self._ids = {
-            name: mint_execution_id(flow_id=flow_id, count=PARTITION_VALUES)
-            if seed is None
-            else ExecutionId(fit_partition(uuid5(seed, name), home, PARTITION_VALUES))
-            for name in nodes
-        }
+        self._ids = {name: mint_execution_id(flow_id=flow_id, count=PARTITION_VALUES) for name in nodes}
 
     def nodes(self) -> list[NewNode]:
         """The nodes; a `Problem` names what is wrong with one, by its place in the request."""

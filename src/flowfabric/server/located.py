@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from flowfabric.server.operation import Operation
+from flowfabric.server.operation import PLACEHOLDER, Operation
 from flowfabric.server.problems import FieldError, Problem
 
-_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 # Arguments of the engine that have another name on the wire.
 NAMES: Final[Mapping[str, str]] = {
     "lane_ids": "lane", "lane_id": "lane", "kinds": "kind", "states": "state", "families": "family",
@@ -30,7 +28,7 @@ def wire_name(argument: str, known: Mapping[str, object]) -> str | None:
 
 def located(problem: Problem, operation: Operation) -> Problem:
     """The same refusal, naming members as the request does."""
-    known = dict.fromkeys(_PLACEHOLDER.findall(operation.path), False)
+    known = dict.fromkeys(PLACEHOLDER.findall(operation.path), False)
     known |= {one.encode_name: False for one in fields(operation.query)}
     if isinstance(operation.body, type) and issubclass(operation.body, Struct):
         known |= {one.encode_name: True for one in fields(operation.body)}
@@ -44,7 +42,11 @@ def _located(problem: Problem, error: FieldError, known: Mapping[str, bool]) -> 
     head, slash, rest = error.pointer[1:].partition("/")
     name = wire_name(head, known)
     if name is None:
-        return error
+        if not rest or wire_name(rest.partition("/")[0], known) is None:
+            return error
+        # Of a record whose members are those of the request, such as a filter.
+        problem.detail = problem.detail.removeprefix(f"{head}.")
+        return _located(problem, replace(error, pointer=f"/{rest}"), known)
     if problem.detail.startswith(f"{head}:"):
         problem.detail = name + problem.detail[len(head) :]
     if known[name]:

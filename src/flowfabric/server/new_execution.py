@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from flowfabric.client.limits import learn
+from flowfabric.client.submission import Submission
 from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.contracts.policy_form import check_members, stored_policy
 from flowfabric.errors import InvalidInput
@@ -19,8 +22,10 @@ from flowfabric.server.namespace import given_namespace, own_hooks
 from flowfabric.server.operation import Instant
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.tracing import with_trace
+from flowfabric.values.checks import check_text
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import PARTITION_VALUES, ExecutionId, FlowId, mint_execution_id
+from flowfabric.values.spending import NO_LIMITS
 
 _encode = msgspec.json.Encoder().encode
 _FARTHEST = 10**10  # seconds: further from now than any time that the database can hold
@@ -61,6 +66,14 @@ class SubmitExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     flow_id: FlowId | None = None
 
 
+async def learn_limits(call: Call, kinds: Iterable[str]) -> None:
+    """Look up the limits that the options of tasks name and this process does not know yet. Before `new_execution`."""
+    app = call.service.app
+    if app is not None:
+        tasks = [task for kind in set(kinds) if (task := app.find_task(kind)) is not None]
+        await learn(call.engine, [Submission(task=one, options=one.defaults) for one in tasks])
+
+
 def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False, nested: bool = False) -> NewExecution:
     """What a submission creates; refused with the name of the member that is wrong.
 
@@ -80,14 +93,18 @@ def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False,
             payload = base64.b64decode(given.input.base64, validate=True)
         except (binascii.Error, ValueError):
             raise InvalidInput("not base64", field="input.base64", allowed="base64") from None
-        encoding = given.input.encoding
+        encoding = None if given.input.encoding is None else check_text(given.input.encoding, "input.encoding")
     else:
         payload = _encode(given.arguments) if given.arguments else b"{}"
     key = given.idempotency_key if in_batch else _key(call, given)
     made = None
     if task is not None:
         hooks = task.hooks(task.defaults, nested=nested)
-        made = task.defaults.item(task.name, b"", None, hooks=hooks, limits=task.limit_names.limits(task.defaults))
+        named = NO_LIMITS  # a policy of the request has its own
+        if given.policy is None:
+            tags = task.defaults.tags if given.tags is None else given.tags
+            named = task.limit_names.limits(task.defaults.replace(tags=tags))
+        made = task.defaults.item(task.name, b"", None, hooks=hooks, limits=named)
         if namespace is not None:
             made = msgspec.structs.replace(made, namespace=namespace)
         elif call.caller.namespaces is not None and made.namespace not in call.caller.namespaces:

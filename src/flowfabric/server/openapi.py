@@ -17,7 +17,7 @@ from flowfabric.engine.service import VERSION
 from flowfabric.server import problems
 from flowfabric.server.answers import is_record, union_members
 from flowfabric.server.call import Page
-from flowfabric.server.operation import Operation, Repeats, Within
+from flowfabric.server.operation import ROUTES, Operation, Repeats, Within
 from flowfabric.server.parameters import words_of
 from flowfabric.server.problems import ProblemDocument
 from flowfabric.server.requests import Reader, is_number, is_uuid
@@ -79,7 +79,7 @@ def document(operations: Iterable[Operation], base: str = "") -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for one in table:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, named, schemas)
-    chapters = {one.chapter: sys.modules[one.handler.__module__].__doc__ or "" for one in table}
+    chapters = {one.chapter: sys.modules[f"{ROUTES}.{one.chapter}"].__doc__ or "" for one in table}
     return {
         "openapi": "3.1.0",
         "info": {"title": "FlowFabric", "version": ".".join(map(str, VERSION)), "description": _ABOUT},
@@ -167,7 +167,7 @@ def _parameters(one: Operation, schemas: Schemas) -> list[dict[str, Any]]:
     if one.etag and one.method == "GET":
         words = "The `ETag` of an earlier response: 304 without a body if it is still the same."
         found.append({"name": "If-None-Match", "in": "header", "description": words, "schema": {"type": "string"}})
-    elif one.etag:
+    elif one.heeds_if_match:
         words = "Change only the version that was read: its `ETag`."
         found.append({"name": "If-Match", "in": "header", "description": words, "schema": {"type": "string"}})
     return found
@@ -187,11 +187,11 @@ def _responses(one: Operation, named: Mapping[str, Operation], schemas: Schemas)
         if answer is not None:
             made["content"] = {one.media: {"schema": _answer(one, answer, schemas, tagged=len(set(records)) > 1)}}
             made["content"] |= {media: {"schema": {"type": "string"}} for media in one.also}
-        if one.etag and status == 200:
+        if one.etag and status in (200, 201):
             headers["ETag"] = _header("The version of what was read.")
         if _is_page(one):
             headers["Link"] = _header('The next page, `rel="next"`.')
-        if status == 201:
+        if one.made is not None and status in (201, 202):
             headers["Location"] = _header("The path of what was made.")
         if links := _links(one, answer, named, made=status == HTTPStatus.CREATED):
             made["links"] = links
@@ -226,7 +226,7 @@ def statuses(one: Operation) -> list[int]:
         found |= {404, 409, 413}
         if one.body is not None:
             found.add(415)
-        if one.etag:
+        if one.heeds_if_match:
             found.add(412)
     return sorted(found)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CONTROL", "LARGE", "MEDIUM", "Empty", "Operation", "Repeats", "Scope", "Within"]
 
+ROUTES: Final = "flowfabric.server.routes"
+PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")  # a parameter in the template of a path
 KIB = 1024
 LARGE = 1024 * KIB  # submissions
 MEDIUM = 256 * KIB  # signals and callbacks
@@ -75,7 +78,8 @@ class Operation:
     also: tuple[str, ...] = ()  # other media types that a client may ask for
     limit: int = CONTROL  # bytes of the body
     repeats: Repeats = Repeats.SAFE
-    etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds If-Match
+    made: str | None = None  # the path of what it makes, with ids of the path and of the answer: the header `Location`
+    etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds `If-Match`
     no_store: bool = False
     by_owner: bool = False  # only the owner of the schema may do it: it runs on the owner's connection, if there is one
     streams: bool = False  # the answer has no end of its own: no time limit, no compression
@@ -87,8 +91,13 @@ class Operation:
 
     @cached_property
     def chapter(self) -> str:
-        """The noun it belongs to: the module of its handler."""
-        return self.handler.__module__.rpartition(".")[2]
+        """The noun it belongs to: the module of its handler, or the package of several modules."""
+        return self.handler.__module__.removeprefix(f"{ROUTES}.").partition(".")[0]
+
+    @cached_property
+    def heeds_if_match(self) -> bool:
+        """Whether it changes only the version that `If-Match` names."""
+        return self.etag and self.method in ("PUT", "PATCH")
 
     @cached_property
     def is_audited(self) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Final
 
-from flowfabric.server.operation import Operation
+from flowfabric.server.operation import ROUTES, Operation
 
 _CHAPTERS: Final = (
     "executions", "control", "bulk", "waits", "links", "flows", "lanes", "schedules", "budgets", "quotas", "streams",
@@ -18,9 +17,7 @@ _CHAPTERS: Final = (
 def _all() -> tuple[Operation, ...]:
     found: list[Operation] = []
     for chapter in _CHAPTERS:
-        name = f"flowfabric.server.routes.{chapter}"
-        if find_spec(name) is not None:
-            found += import_module(name).OPERATIONS
+        found += import_module(f"{ROUTES}.{chapter}").OPERATIONS
     return tuple(found)
 
 

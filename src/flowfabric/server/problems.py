@@ -80,7 +80,6 @@ OWN: Final[Mapping[str, OwnCode]] = {
         " operation concerns all; the detail says which."
     ),
     "method_not_allowed": OwnCode(405, False, "The path exists, but not with this method; `Allow` lists those it has."),
-    "not_acceptable": OwnCode(406, False, "The answer has none of the media types of `Accept`."),
     "precondition_failed": OwnCode(
         412, False, "`If-Match` names another version than the stored one: read it again, and decide again."
     ),

@@ -10,6 +10,8 @@ import asyncio
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+import h11
+
 from flowfabric.server import problems
 from flowfabric.server.metrics import CONNECTIONS, REFUSED, ServerMetrics
 from flowfabric.server.problems import Problem
@@ -27,6 +29,7 @@ HEAD_BYTES: Final = 64 * 1024
 HEAD_SECONDS: Final = 10.0
 # Beyond the cap of connections so many more are accepted, to refuse them in words and to answer probes.
 RESERVE: Final = 64
+_UNREAD_BYTES: Final = 1024 * 1024  # of a body that is dropped; a longer one ends the connection
 _HEAD: Final = b"HTTP/1."
 
 
@@ -43,6 +46,8 @@ def protocol_class(
 
     class Protocol(base):  # type: ignore[valid-type, misc]  # either of uvicorn's two
         _head = 0  # bytes of a head that is not complete
+        _is_body = False  # what httptools reads is the body of a request
+        _unread = 0  # bytes of a body that arrived after its request was answered
         _timer: asyncio.TimerHandle | None = None
 
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -76,14 +81,41 @@ def protocol_class(
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
+            was_body = self._reads_body()
             super().data_received(data)
             if self.cycle is not None and not self.cycle.response_complete:
                 self._head_complete()
+                return
+            if was_body or self._reads_body():
+                self._rest_of_body(len(data))
                 return
             self._head += len(data)
             if self._head > head_bytes:
                 self._refuse(431, "head_too_large", f"the head is longer than {head_bytes} bytes", "large_head")
             elif self._timer is None and not self.transport.is_closing():
+                self._timer = self.loop.call_later(head_seconds, self._is_late)
+
+        def on_headers_complete(self) -> None:
+            super().on_headers_complete()
+            self._is_body = True
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            self._is_body = False
+
+        def _reads_body(self) -> bool:
+            """Whether a part of the body of a request has not arrived yet."""
+            connection = getattr(self, "conn", None)
+            return self._is_body if connection is None else connection.their_state is h11.SEND_BODY
+
+        def _rest_of_body(self, size: int) -> None:
+            """Drop what nobody reads, as the request was answered without it. The next request may follow."""
+            self._unread += size
+            if not self._reads_body():
+                self._head_complete()
+            elif self._unread > _UNREAD_BYTES:
+                self.transport.close()
+            elif self._timer is None:
                 self._timer = self.loop.call_later(head_seconds, self._is_late)
 
         def on_response_complete(self) -> None:
@@ -111,13 +143,13 @@ def protocol_class(
 
         def _is_late(self) -> None:
             self._timer = None
-            if self._head:
+            if self._head:  # else the rest of a body that was answered already, or nothing
                 self._refuse(408, "slow_head", "the head of the request did not arrive in time", "slow_head")
             else:
-                self.transport.close()  # it sent nothing: there is no request to refuse
+                self.transport.close()
 
         def _head_complete(self) -> None:
-            self._head = 0
+            self._head = self._unread = 0
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
@@ -154,7 +186,8 @@ class _Joined:
     def flush(self) -> None:
         if self._held:
             data, self._held = self._held, []
-            self._transport.writelines(data)
+            if not self._transport.is_closing():  # its client may have left since it was written
+                self._transport.writelines(data)
 
     def close(self) -> None:
         self.flush()

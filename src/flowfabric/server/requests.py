@@ -13,13 +13,12 @@ from msgspec.structs import fields
 
 from flowfabric.errors import InvalidInput
 from flowfabric.server.answers import union_members
-from flowfabric.server.operation import Operation
+from flowfabric.server.operation import PLACEHOLDER, Operation
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.wrong_members import allowed_values, wrong_members
 from flowfabric.values.ids import parse_uuid
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 _NAMES: Final = frozenset(("worker_id", "key_id"))  # texts, though they end like ids
 _WHERE: Final = re.compile(r" - at `\$?(.*)`$")
 _NOT_JSON: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
@@ -35,7 +34,7 @@ class Reader:
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
-        self.names = tuple(_PLACEHOLDER.findall(operation.path))
+        self.names = tuple(PLACEHOLDER.findall(operation.path))
         self._parsers = [_parser(name) for name in self.names]
         self._query = operation.query
         self._lists = {one.encode_name for one in fields(operation.query) if _is_list(one.type)}

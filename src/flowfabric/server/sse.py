@@ -381,8 +381,7 @@ class StreamFeed(Feed):
     async def open(self) -> bool:
         """Read the first page; False if the client has the `end` already."""
         await self._follower.open()
-        page = self._follower.page
-        return not (self._has_ended and page.closed_at is not None and not page.frames)
+        return not (self._has_ended and self._follower.is_over)
 
     def wake(self) -> None:
         """Let it write a comment, or see that the process stops."""

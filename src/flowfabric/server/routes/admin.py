@@ -15,7 +15,7 @@ from flowfabric.engine.reads import Place
 from flowfabric.errors import Conflict, InvalidInput
 from flowfabric.server import cursors
 from flowfabric.server.call import Answer, Call, EventStream, Page
-from flowfabric.server.members import Limit, span
+from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.server.sse import Lines
@@ -134,9 +134,10 @@ async def create_api_key(call: Call) -> Answer:
     if body.expires_at is not None and body.expires_seconds is not None:
         raise InvalidInput("given with expires_at", field="expires_seconds", allowed="one of them")
     expires = body.expires_at if body.expires_seconds is None else span(body.expires_seconds, "expires_seconds")
-    made = await call.engine.create_api_key(
-        body.name, body.scopes, namespaces=body.namespaces, hides_payloads=body.hides_payloads, expires=expires
-    )
+    with named(expires="expires_at" if body.expires_seconds is None else "expires_seconds"):
+        made = await call.engine.create_api_key(
+            body.name, body.scopes, namespaces=body.namespaces, hides_payloads=body.hides_payloads, expires=expires
+        )
     shown = ShownApiKey(key_id=made.key_id, name=made.name, key=made.key.reveal())
     return Answer(body=shown, status=201, target=made.key_id)
 
@@ -221,7 +222,8 @@ async def export_executions(call: Call) -> Answer:
     """Export executions with their inputs and results, one JSON document per line, newest first.
 
     A line has what `GET /v1/executions/{execution_id}` returns, and `input` and `result`, unless the API key hides
-    payloads. An export that breaks off continues with `created_before` of its last line.
+    payloads. If an export breaks off, continue with a `created_before` one microsecond after the `created_at` of its
+    last line: the lines of that instant come again.
     """
     return Answer(body=EventStream(pieces=Lines(call.service.clients, _lines(call)), media="application/x-ndjson"))
 
@@ -265,7 +267,7 @@ async def _exported(call: Call, execution_id: ExecutionId) -> Any:
 OPERATIONS = (
     Operation(
         method="GET", path="/v1/api-keys", handler=list_api_keys, engine=("list_api_keys",), scope=Scope.ADMIN,
-        within=Within.EVERY, query=ListApiKeys, answers={200: list[ApiKey]},
+        within=Within.EVERY, query=ListApiKeys, answers={200: list[ApiKey]}, etag=True,
     ),
     Operation(
         method="POST", path="/v1/api-keys", handler=create_api_key, engine=("create_api_key",), scope=Scope.ADMIN,
@@ -287,7 +289,7 @@ OPERATIONS = (
     ),
     Operation(
         method="GET", path="/v1/audit", handler=list_audit, engine=("list_operator_audit",), scope=Scope.ADMIN,
-        within=Within.EVERY, query=ListAudit, answers={200: list[AuditEntry]},
+        within=Within.EVERY, query=ListAudit, answers={200: list[AuditEntry]}, etag=True,
     ),
     Operation(
         method="GET", path="/v1/capabilities", handler=get_capabilities, engine=("capabilities",), scope=Scope.READ,

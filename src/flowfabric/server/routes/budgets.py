@@ -8,13 +8,13 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from flowfabric.errors import Contention, InvalidInput, NotFound
+from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.server.call import Answer, Call, Page
-from flowfabric.server.definitions import check_definition, stale, tag_of
 from flowfabric.server.members import Limit, named, span
 from flowfabric.server.namespace import NAMESPACE, is_own_budget, own_budget, own_execution, own_executions
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
+from flowfabric.server.versions import check_match, tag_of, unchanged
 from flowfabric.values.budget import (
     MAX_AMOUNT,
     BudgetCreated,
@@ -188,22 +188,19 @@ async def update_budget(call: Call) -> Answer:
     """
     asked: UpdateBudget = call.body
     found = await _own(call)
-    is_fixed = check_definition(call, _tag(found))
-    try:
-        with named(hard="hard_limits", soft="soft_limits", reset_interval="reset_interval_seconds"):
-            changed = await call.engine.update_budget(
-                found.budget_id,
-                hard=asked.hard_limits,
-                soft=asked.soft_limits,
-                raise_by=asked.raise_by,
-                enforcement_mode=asked.enforcement_mode,
-                on_hard_limit=asked.on_hard_limit,
-                on_soft_limit=asked.on_soft_limit,
-                reset_interval=span(asked.reset_interval_seconds, "reset_interval_seconds"),
-                defined_at=found.defined_at if is_fixed else None,
-            )
-    except Contention:
-        raise stale() from None
+    is_fixed = check_match(call, _tag(found))
+    with unchanged(), named(hard="hard_limits", soft="soft_limits", reset_interval="reset_interval_seconds"):
+        changed = await call.engine.update_budget(
+            found.budget_id,
+            hard=asked.hard_limits,
+            soft=asked.soft_limits,
+            raise_by=asked.raise_by,
+            enforcement_mode=asked.enforcement_mode,
+            on_hard_limit=asked.on_hard_limit,
+            on_soft_limit=asked.on_soft_limit,
+            reset_interval=span(asked.reset_interval_seconds, "reset_interval_seconds"),
+            defined_at=found.defined_at if is_fixed else None,
+        )
     return Answer(body=changed, etag=_tag(changed))
 
 
@@ -286,6 +283,7 @@ OPERATIONS = (
     Operation(
         method="POST", path="/v1/budgets", handler=create_budget, engine=("create_budget",), scope=Scope.OPERATE,
         within=Within.GIVEN, body=CreateBudget, answers={201: BudgetCreated, 200: BudgetExists}, repeats=Repeats.KEPT,
+        made="/v1/budgets/{budget_id}",
     ),
     Operation(
         method="GET", path="/v1/budgets/{budget_id}", handler=get_budget,

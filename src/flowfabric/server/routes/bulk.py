@@ -70,7 +70,7 @@ async def _begin(call: Call, operation: BulkOperation) -> Answer:
         operation, wanted, actor=call.caller.name, reason=body.reason, key_id=call.caller.key_id
     )
     job = await call.engine.read_bulk(bulk_id)
-    return Answer(body=job, status=202, headers={"Location": f"/v1/bulk/{bulk_id}"}, target=str(bulk_id))
+    return Answer(body=job, status=202, target=str(bulk_id))
 
 
 async def get_bulk(call: Call) -> BulkJob:
@@ -94,12 +94,12 @@ OPERATIONS = (
     Operation(
         method="POST", path="/v1/bulk/cancel", handler=cancel_many, engine=("create_bulk", "preview_bulk"),
         scope=Scope.OPERATE, within=Within.ITEMS, body=ChangeMany, answers={202: BulkJob, 200: BulkPreview},
-        repeats=Repeats.KEPT,
+        repeats=Repeats.KEPT, made="/v1/bulk/{bulk_id}",
     ),
     Operation(
         method="POST", path="/v1/bulk/replay", handler=replay_many, engine=("create_bulk", "preview_bulk"),
         scope=Scope.OPERATE, within=Within.ITEMS, body=ChangeMany, answers={202: BulkJob, 200: BulkPreview},
-        repeats=Repeats.KEPT,
+        repeats=Repeats.KEPT, made="/v1/bulk/{bulk_id}",
     ),
     Operation(
         method="GET", path="/v1/bulk/{bulk_id}", handler=get_bulk, engine=("read_bulk",), scope=Scope.OPERATE,

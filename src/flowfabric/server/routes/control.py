@@ -13,13 +13,14 @@ from msgspec import Meta, Struct
 from flowfabric._taxonomy import BY_KIND
 from flowfabric.contracts import json_form
 from flowfabric.errors import Contention, ExecutionNotActive, InvalidInput, Unavailable
-from flowfabric.server import answers, problems, visible
+from flowfabric.server import problems, visible
+from flowfabric.server.answers import etag
 from flowfabric.server.call import Answer, Call
-from flowfabric.server.definitions import stale
 from flowfabric.server.new_execution import check_arguments
 from flowfabric.server.operation import MEDIUM, Operation, Repeats, Scope, Within
+from flowfabric.server.versions import check_match, unchanged
 from flowfabric.values.attempt import Cancelled
-from flowfabric.values.execution import Blocked, Changed, Rejected, Replayed
+from flowfabric.values.execution import Blocked, Changed, Execution, Rejected, Replayed
 from flowfabric.values.grant import NotReclaimable, ReclaimCapExceeded, ReclaimGrant
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.lease import Operator, Revoked
@@ -144,7 +145,7 @@ async def replay_execution(call: Call) -> Replayed:
     )
 
 
-async def fork_execution(call: Call) -> Answer:
+async def fork_execution(call: Call) -> Forked:
     """Start a new execution that has the steps recorded before one, and runs the rest.
 
     The other one is not changed. Results of children are kept; waits are asked again.
@@ -161,11 +162,7 @@ async def fork_execution(call: Call) -> Answer:
         payload_encoding=encoding,
         creator_identity=call.caller.name,
     )
-    return Answer(
-        status=201,
-        body=Forked(execution_id=made, forked_from=target, forked_before=body.before_step),
-        headers={"Location": f"{call.scope.get('root_path', '')}/v1/executions/{made}"},
-    )
+    return Forked(execution_id=made, forked_from=target, forked_before=body.before_step)
 
 
 async def _replaced(call: Call, target: ExecutionId, given: dict[str, Any]) -> tuple[bytes, str | None]:
@@ -262,19 +259,20 @@ async def change_priority(call: Call) -> Answer:
         found = await call.engine.read_execution(target)
         if found is None:
             raise problems.not_found("execution", target)
-        answers.check_match(call, visible.execution_for(call, found))
-        read_at = found.last_mutation_at
-    try:
+        if check_match(call, _tag(call, found)):
+            read_at = found.last_mutation_at
+    with unchanged():
         await call.engine.change_priority(target, call.body.priority, last_mutation_at=read_at)
-    except Contention as error:
-        if error.kind != "stale_definition":
-            raise
-        raise stale() from None
     changed = await call.engine.read_execution(target)
     return Answer(
         body=Prioritised(execution_id=target, priority=min(max(call.body.priority, 0), 9000)),
-        etag=None if changed is None else answers.etag(json_form.encode(visible.execution_for(call, changed))),
+        etag=None if changed is None else _tag(call, changed),
     )
+
+
+def _tag(call: Call, found: Execution) -> str:
+    """The tag of an execution, as its GET has it."""
+    return etag(json_form.encode(visible.execution_for(call, found)))
 
 
 async def set_tag(call: Call) -> Tagged:
@@ -311,6 +309,7 @@ OPERATIONS = (
     Operation(
         method="POST", path=f"{_ID}/fork", handler=fork_execution, engine=("fork_execution",), scope=Scope.OPERATE,
         within=Within.EXECUTION, body=ForkExecution, answers={201: Forked}, limit=MEDIUM, repeats=Repeats.KEPT,
+        made=_ID,
     ),
     Operation(
         method="POST", path=f"{_ID}/revoke-lease", handler=revoke_lease, engine=("revoke_lease",),

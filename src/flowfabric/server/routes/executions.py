@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -13,9 +13,9 @@ from flowfabric.engine.reads import Place
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound
 from flowfabric.server import cursors, problems, visible
 from flowfabric.server.call import Answer, Call, Page
-from flowfabric.server.members import tag_of
+from flowfabric.server.members import Limit, tag_of
 from flowfabric.server.namespace import check_flow, check_limits
-from flowfabric.server.new_execution import SubmitExecution, new_execution
+from flowfabric.server.new_execution import SubmitExecution, learn_limits, new_execution
 from flowfabric.server.operation import LARGE, Instant, Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem, ProblemDocument
 from flowfabric.server.visible import DeliveredSignal, RecordedEvent, RecordedStep
@@ -26,8 +26,8 @@ from flowfabric.values.execution import Created, Duplicate, Execution, Execution
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.state import State
 
-Limit = Annotated[int, Meta(ge=1, le=1000)]
 LONGEST_WAIT = 60.0  # seconds
+Item = TypeVar("Item")
 _TIMED = 7  # the version of a UUID that begins with its time
 
 
@@ -60,7 +60,7 @@ class ListExecutions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     limit: Limit = 50
 
 
-class ListSteps(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ListSteps(PageQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which steps: those of the current generation, or of every one."""
 
     all_generations: bool = False
@@ -167,16 +167,13 @@ async def submit_execution(call: Call) -> Answer:
     was created. 200: its idempotency key or its id was used before; `execution_id` is then the existing execution, and
     nothing changed. The header `Idempotency-Key` is the same as the member `idempotency_key`.
     """
+    await learn_limits(call, [call.body.execution_kind])
     item = new_execution(call, call.body)
     await check_flow(call, item.flow_id)
     await check_limits(call, [call.body.policy])
     made = await call.service.submissions.ask(item)
     await _check_known(call, item, made)
-    return Answer(
-        body=made,
-        status=201 if type(made) is Created else 200,
-        headers={"Location": f"{call.scope.get('root_path', '')}/v1/executions/{made.execution_id}"},
-    )
+    return Answer(body=made, status=201 if type(made) is Created else 200)
 
 
 async def _check_known(call: Call, item: NewExecution, made: Created | Duplicate) -> None:
@@ -198,6 +195,7 @@ async def submit_batch(call: Call) -> BatchSubmitted:
     items: list[NewExecution] = []
     places: list[int] = []
     is_limited = call.caller.namespaces is not None
+    await learn_limits(call, [one.execution_kind for one in given])
     for place, one in enumerate(given):
         try:
             item = new_execution(call, one, in_batch=True)
@@ -288,13 +286,21 @@ async def list_attempts(call: Call) -> Page:
     """List the attempts of an execution, oldest first."""
     target: ExecutionId = call.path["execution_id"]
     found = await call.engine.list_attempts(target)
-    return Page(items=[visible.attempt_for(call, one, target) for one in found or await _none(call)])
+    return _part(call, found or await _none(call), lambda one: visible.attempt_for(call, one, target))
 
 
 async def list_steps(call: Call) -> Page:
     """List the steps that the handler of an execution recorded, in that order."""
     found = await call.engine.read_steps([call.path["execution_id"]], all_generations=call.query.all_generations)
-    return Page(items=[visible.step_for(call, one) for one in found or await _none(call)])
+    return _part(call, found or await _none(call), lambda one: visible.step_for(call, one))
+
+
+def _part(call: Call, found: Sequence[Item], shown: Callable[[Item], Any]) -> Page:
+    """A page of a list that only grows at its end, and that the engine returns whole."""
+    query: PageQuery = call.query
+    begin = 0 if query.cursor is None else cursors.number(query.cursor)
+    end = begin + query.limit
+    return Page(items=[shown(one) for one in found[begin:end]], next_cursor=str(end) if end < len(found) else None)
 
 
 async def list_execution_events(call: Call) -> Page:
@@ -383,7 +389,7 @@ OPERATIONS = (
         method="POST", path="/v1/executions", handler=submit_execution,
         engine=("create_execution", "create_many", "create_alike", "is_plain", "mint_id"), scope=Scope.SUBMIT,
         within=Within.GIVEN, body=SubmitExecution, answers={201: Created, 200: Duplicate}, limit=LARGE,
-        repeats=Repeats.OWN,
+        repeats=Repeats.OWN, made=_ID,
     ),
     Operation(
         method="POST", path="/v1/executions/batch", handler=submit_batch, engine=("create_many",), scope=Scope.SUBMIT,
@@ -409,7 +415,7 @@ OPERATIONS = (
     ),
     Operation(
         method="GET", path=f"{_ID}/attempts", handler=list_attempts, engine=("list_attempts",), scope=Scope.READ,
-        within=Within.EXECUTION, answers={200: list[Attempt]}, etag=True,
+        within=Within.EXECUTION, query=PageQuery, answers={200: list[Attempt]}, etag=True,
     ),
     Operation(
         method="GET", path=f"{_ID}/steps", handler=list_steps, engine=("read_steps",), scope=Scope.READ,

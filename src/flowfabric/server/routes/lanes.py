@@ -5,11 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from flowfabric.errors import NotFound
-from flowfabric.server.answers import matches
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.members import Limit
 from flowfabric.server.operation import Operation, Scope, Within
-from flowfabric.server.problems import Problem
+from flowfabric.server.versions import check_match, stale
 from flowfabric.values.lane import Lane, LaneState, LaneStats
 
 
@@ -72,13 +71,11 @@ async def set_lane_state(call: Call) -> Answer:
     expected: LaneState | None = None
     if call.if_match is not None or not body.new:
         found = await _lane(call)
-        if call.if_match is not None:
+        if check_match(call, _etag(found.state), _changed(found.state)):
             expected = found.state
-            if not matches(call.if_match, _etag(found.state)):
-                raise _changed(found.state)
     before = await call.engine.set_lane_state(lane, body.state, expected=expected)
     if expected is not None and before is not expected:
-        raise _changed(before)
+        raise stale(_changed(before))
     return Answer(body=LaneStateSet(lane_id=lane, before=before, state=body.state), etag=_etag(body.state))
 
 
@@ -98,40 +95,21 @@ def _etag(state: LaneState) -> str:
     return f'"{state}"'
 
 
-def _changed(state: LaneState) -> Problem:
-    return Problem(412, "precondition_failed", f"the lane is {state} now")
+def _changed(state: LaneState) -> str:
+    return f"the lane is {state} now"
 
 
 OPERATIONS = (
     Operation(
-        method="GET",
-        path="/v1/lanes",
-        handler=list_lanes,
-        engine=("list_lanes", "lane_stats"),
-        scope=Scope.READ,
-        within=Within.NONE,
-        query=ListLanes,
-        answers={200: list[ListedLane]},
-        etag=True,
+        method="GET", path="/v1/lanes", handler=list_lanes, engine=("list_lanes", "lane_stats"), scope=Scope.READ,
+        within=Within.NONE, query=ListLanes, answers={200: list[ListedLane]}, etag=True,
     ),
     Operation(
-        method="GET",
-        path="/v1/lanes/{lane}/state",
-        handler=read_lane_state,
-        scope=Scope.READ,
-        within=Within.NONE,
-        answers={200: LaneStateShown},
-        etag=True,
+        method="GET", path="/v1/lanes/{lane}/state", handler=read_lane_state, scope=Scope.READ, within=Within.NONE,
+        answers={200: LaneStateShown}, etag=True,
     ),
     Operation(
-        method="PUT",
-        path="/v1/lanes/{lane}/state",
-        handler=set_lane_state,
-        engine=("set_lane_state",),
-        scope=Scope.OPERATE,
-        within=Within.EVERY,
-        body=SetLaneState,
-        answers={200: LaneStateSet},
-        etag=True,
+        method="PUT", path="/v1/lanes/{lane}/state", handler=set_lane_state, engine=("set_lane_state",),
+        scope=Scope.OPERATE, within=Within.EVERY, body=SetLaneState, answers={200: LaneStateSet}, etag=True,
     ),
-)
+)  # fmt: skip

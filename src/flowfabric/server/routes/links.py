@@ -327,29 +327,12 @@ def wants_html(accept: str) -> bool:
 
 OPERATIONS = (
     Operation(
-        method="GET",
-        path=_PATH,
-        handler=open_link,
-        engine=("probe_waitpoint",),
-        scope=None,
-        within=Within.NONE,
-        query=OpenLink,
-        also=("text/html",),
-        answers={200: AskedByLink},
-        no_store=True,
+        method="GET", path=_PATH, handler=open_link, engine=("probe_waitpoint",), scope=None, within=Within.NONE,
+        query=OpenLink, also=("text/html",), answers={200: AskedByLink}, no_store=True,
     ),
     Operation(
-        method="POST",
-        path=_PATH,
-        handler=answer_link,
-        scope=None,
-        within=Within.NONE,
-        query=AnswerLink,
-        body=bytes,
-        also=("text/html",),
-        answers={200: AnsweredByLink, 202: AnsweredByLink},
-        limit=MEDIUM,
-        repeats=Repeats.OWN,
+        method="POST", path=_PATH, handler=answer_link, scope=None, within=Within.NONE, query=AnswerLink, body=bytes,
+        also=("text/html",), answers={200: AnsweredByLink, 202: AnsweredByLink}, limit=MEDIUM, repeats=Repeats.OWN,
         no_store=True,
     ),
-)
+)  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import lru_cache
 from typing import Any, Final
 
 from msgspec import Struct
 
-from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.contracts import json_form
+from flowfabric.engine.service import check_schema
 from flowfabric.errors import FlowFabricError, NotFound
 from flowfabric.server import problems
 from flowfabric.server.call import Answer, Call
@@ -19,11 +20,12 @@ from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.server.service import Service
 
+log = logging.getLogger("flowfabric.server")
 _PATIENCE: Final = 2.0  # seconds for the database to answer a probe
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """The server answers, its database does, and the schema is the one it was made for."""
+    """The server answers, its database does, and the server works with this version of the schema."""
 
     schema_version: int
     database: str = "ok"
@@ -46,25 +48,28 @@ async def livez(call: Call) -> Answer:
 
 
 async def readyz(call: Call) -> Answer:
-    """Say whether the server should get requests: its database answers, and it is not stopping."""
+    """Say whether the server should get requests: its database answers, the schema fits, and it is not stopping."""
     await _check(call.service)
     return Answer(body=b"ok\n", media="text/plain; charset=utf-8")
 
 
 async def healthz(call: Call) -> Health:
     """Ask the database, and report the version of its schema."""
-    await _check(call.service)
-    return Health(schema_version=SCHEMA_VERSION)
+    return Health(schema_version=await _check(call.service))
 
 
-async def _check(service: Service) -> None:
+async def _check(service: Service) -> int:
+    """Return the version of the schema; refuse if the server could not answer requests now."""
     if service.draining.is_set():
         raise Problem(503, "draining", "the server is shutting down")
     try:
         async with asyncio.timeout(_PATIENCE):
-            await service.engine.ping()
-    except (FlowFabricError, TimeoutError):
-        raise Problem(503, "unavailable", "the database does not answer", retryable=True) from None
+            return await check_schema(service.engine)
+    except (FlowFabricError, TimeoutError) as error:
+        if isinstance(error, FlowFabricError) and not service.engine.outage.covers(error):
+            log.warning("the server is not ready: %s", error)
+        words = "the database does not answer, or its schema is not one that this server works with"
+        raise Problem(503, "unavailable", words, retryable=True) from None
 
 
 async def metrics(call: Call) -> Answer:
@@ -135,5 +140,6 @@ OPERATIONS = (
         scope=None,
         within=Within.NONE,
         answers={200: ProblemPage},
+        etag=True,
     ),
 )

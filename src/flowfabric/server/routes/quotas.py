@@ -6,11 +6,11 @@ from uuid import UUID
 
 from msgspec import Struct
 
-from flowfabric.errors import Contention, InvalidInput, NotFound
+from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.server.call import Answer, Call, Page
-from flowfabric.server.definitions import check_definition, stale, tag_of
 from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
+from flowfabric.server.versions import check_match, tag_of, unchanged
 from flowfabric.values.ids import QuotaPolicyId
 from flowfabric.values.quota import (
     DEFAULT_KEY,
@@ -97,19 +97,16 @@ async def update_quota(call: Call) -> Answer:
     """
     asked: UpdateQuota = call.body
     found = await _policy(call)
-    is_fixed = check_definition(call, _tag(found))
-    try:
-        with named(window="window_seconds", jitter="jitter_seconds"):
-            await call.engine.update_quota_policy(
-                found.quota_policy_id,
-                window=span(asked.window_seconds, "window_seconds"),
-                max_requests_per_window=asked.max_requests_per_window,
-                max_concurrent=asked.max_concurrent,
-                jitter=span(asked.jitter_seconds, "jitter_seconds"),
-                updated_at=found.updated_at if is_fixed else None,
-            )
-    except Contention:
-        raise stale() from None
+    is_fixed = check_match(call, _tag(found))
+    with unchanged(), named(window="window_seconds", jitter="jitter_seconds"):
+        await call.engine.update_quota_policy(
+            found.quota_policy_id,
+            window=span(asked.window_seconds, "window_seconds"),
+            max_requests_per_window=asked.max_requests_per_window,
+            max_concurrent=asked.max_concurrent,
+            jitter=span(asked.jitter_seconds, "jitter_seconds"),
+            updated_at=found.updated_at if is_fixed else None,
+        )
     changed = await _policy(call)
     return Answer(body=changed, etag=_tag(changed))
 
@@ -167,7 +164,7 @@ OPERATIONS = (
     Operation(
         method="POST", path="/v1/quotas", handler=create_quota, engine=("create_quota_policy",), scope=Scope.OPERATE,
         within=Within.EVERY, body=CreateQuota, answers={201: QuotaPolicyCreated, 200: QuotaPolicyExists},
-        repeats=Repeats.KEPT,
+        repeats=Repeats.KEPT, made="/v1/quotas/{quota_policy_id}",
     ),
     Operation(
         method="GET", path="/v1/quotas/{quota_policy_id}", handler=get_quota,

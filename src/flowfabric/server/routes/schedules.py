@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from hashlib import blake2b
 from typing import Any, Final, Literal
 
 import msgspec
@@ -16,9 +15,9 @@ from flowfabric.contracts.json_types import ENCODER
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.members import Limit
-from flowfabric.server.new_execution import SubmitExecution, new_execution
+from flowfabric.server.new_execution import SubmitExecution, learn_limits, new_execution
 from flowfabric.server.operation import LARGE, Operation, Repeats, Scope, Within
-from flowfabric.server.problems import Problem
+from flowfabric.server.versions import check_match, stale, tag_of
 from flowfabric.values.cron import Cron
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import PARTITION_VALUES, ExecutionId
@@ -28,6 +27,7 @@ from flowfabric.values.timing import Every, Timing, from_json, parse_timing
 from flowfabric.worker.schedules import run_now
 
 _PATH: Final = "/v1/schedules/{name}"
+_CHANGED: Final = "the schedule was changed or deleted since, or does not exist"
 
 
 class ListSchedules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -122,8 +122,11 @@ async def put_schedule(call: Call) -> Answer:
         raise InvalidInput(
             f"the app {before.options['app']!r} declares this schedule", field="name", allowed="another name"
         )
-    if call.if_match is not None and (before is None or not _is_version(call.if_match, before)):
-        raise _changed()
+    if before is not None:
+        check_match(call, _etag(before), _CHANGED)
+    elif call.if_match is not None:
+        raise stale(_CHANGED)
+    await learn_limits(call, [body.execution_kind])
     item = _checked(call, body)
     now = datetime.fromtimestamp(await call.engine.server_time_ms() / 1000, tz=UTC)
     status = await call.engine.put_schedule(
@@ -138,7 +141,7 @@ async def put_schedule(call: Call) -> Answer:
         expected=None if call.if_match is None or before is None else before.updated_at,
     )
     if status == "mismatch":
-        raise _changed()
+        raise stale(_CHANGED)
     stored = await _existing(call)
     return Answer(
         body=StoredSchedule(status=status, schedule=_shown(call, stored)),
@@ -164,14 +167,10 @@ async def resume_schedule(call: Call) -> Answer:
     return await get_schedule(call)
 
 
-async def run_schedule(call: Call) -> Answer:
+async def run_schedule(call: Call) -> ScheduleRun:
     """Submit the task of a schedule once, now. Its own times do not change."""
     made = await run_now(call.engine, call.path["name"])
-    return Answer(
-        body=ScheduleRun(name=call.path["name"], execution_id=made),
-        status=201,
-        headers={"Location": f"/v1/executions/{made}"},
-    )
+    return ScheduleRun(name=call.path["name"], execution_id=made)
 
 
 async def _existing(call: Call) -> Schedule:
@@ -271,97 +270,37 @@ def _shown(call: Call, one: Schedule) -> ShownSchedule:
 
 def _etag(found: Schedule) -> str:
     """A tag in two parts: what a PUT must know of, and what also changes when the schedule fires."""
-    fired = f"{found.next_at} {found.last_at} {found.last_execution_id}"
-    return f'"{_version(found)}.{blake2b(fired.encode(), digest_size=6).hexdigest()}"'
-
-
-def _version(found: Schedule) -> str:
-    return f"{found.updated_at.timestamp() * 1_000_000:.0f}"
-
-
-def _is_version(given: str, found: Schedule) -> bool:
-    """Whether `If-Match` names the schedule as it is defined now; firing does not change that."""
-    tags = [one.strip().removeprefix("W/").strip('"').partition(".")[0] for one in given.split(",")]
-    return "*" in tags or _version(found) in tags
-
-
-def _changed() -> Problem:
-    return Problem(412, "precondition_failed", "the schedule was changed or deleted since, or does not exist")
+    return tag_of(found.updated_at, [found.next_at, found.last_at, found.last_execution_id])
 
 
 OPERATIONS = (
     Operation(
-        method="GET",
-        path="/v1/schedules",
-        handler=list_schedules,
-        engine=("list_schedules",),
-        scope=Scope.READ,
-        within=Within.GIVEN,
-        query=ListSchedules,
-        answers={200: list[ShownSchedule]},
-        etag=True,
+        method="GET", path="/v1/schedules", handler=list_schedules, engine=("list_schedules",), scope=Scope.READ,
+        within=Within.GIVEN, query=ListSchedules, answers={200: list[ShownSchedule]}, etag=True,
     ),
     Operation(
-        method="GET",
-        path=_PATH,
-        handler=get_schedule,
-        engine=("read_schedule",),
-        scope=Scope.READ,
-        within=Within.ITEMS,
-        answers={200: ShownSchedule},
-        etag=True,
+        method="GET", path=_PATH, handler=get_schedule, engine=("read_schedule",), scope=Scope.READ,
+        within=Within.ITEMS, answers={200: ShownSchedule}, etag=True,
     ),
     Operation(
-        method="PUT",
-        path=_PATH,
-        handler=put_schedule,
-        engine=("put_schedule",),
-        scope=Scope.OPERATE,
-        within=Within.EVERY,
-        body=PutSchedule,
-        answers={200: StoredSchedule, 201: StoredSchedule},
-        limit=LARGE,
-        etag=True,
+        method="PUT", path=_PATH, handler=put_schedule, engine=("put_schedule",), scope=Scope.OPERATE,
+        within=Within.EVERY, body=PutSchedule, answers={200: StoredSchedule, 201: StoredSchedule}, limit=LARGE,
+        etag=True, made=_PATH,
     ),
     Operation(
-        method="DELETE",
-        path=_PATH,
-        handler=delete_schedule,
-        engine=("delete_schedule",),
-        scope=Scope.OPERATE,
-        within=Within.EVERY,
-        answers={204: None},
+        method="DELETE", path=_PATH, handler=delete_schedule, engine=("delete_schedule",), scope=Scope.OPERATE,
+        within=Within.EVERY, answers={204: None},
     ),
     Operation(
-        method="POST",
-        path=f"{_PATH}/pause",
-        handler=pause_schedule,
-        engine=("pause_schedule",),
-        scope=Scope.OPERATE,
-        within=Within.EVERY,
-        answers={200: ShownSchedule},
-        repeats=Repeats.KEPT,
-        etag=True,
+        method="POST", path=f"{_PATH}/pause", handler=pause_schedule, engine=("pause_schedule",), scope=Scope.OPERATE,
+        within=Within.EVERY, answers={200: ShownSchedule}, repeats=Repeats.KEPT, etag=True,
     ),
     Operation(
-        method="POST",
-        path=f"{_PATH}/resume",
-        handler=resume_schedule,
-        engine=("resume_schedule",),
-        scope=Scope.OPERATE,
-        within=Within.EVERY,
-        answers={200: ShownSchedule},
-        repeats=Repeats.KEPT,
-        etag=True,
+        method="POST", path=f"{_PATH}/resume", handler=resume_schedule, engine=("resume_schedule",),
+        scope=Scope.OPERATE, within=Within.EVERY, answers={200: ShownSchedule}, repeats=Repeats.KEPT, etag=True,
     ),
     Operation(
-        method="POST",
-        path=f"{_PATH}/run",
-        handler=run_schedule,
-        engine=("schedule_as_due",),
-        scope=Scope.OPERATE,
-        within=Within.EVERY,
-        answers={201: ScheduleRun},
-        repeats=Repeats.KEPT,
+        method="POST", path=f"{_PATH}/run", handler=run_schedule, engine=("schedule_as_due",), scope=Scope.OPERATE,
+        within=Within.EVERY, answers={201: ScheduleRun}, made="/v1/executions/{execution_id}", repeats=Repeats.KEPT,
     ),
-)
+)  # fmt: skip
