@@ -64,11 +64,9 @@ class Ground:
 
     # Ways into it
 
-    async def some(self, kind: str, count: int = N, **fields: Any) -> list[ExecutionId]:
-        items = [
-            NewExecution(execution_kind=kind, **{k: v(n) if callable(v) else v for k, v in fields.items()})
-            for n in range(count)
-        ]
+    async def some(self, kind: str | Callable[[int], str], count: int = N, **fields: Any) -> list[ExecutionId]:
+        given = {"execution_kind": kind, **fields}
+        items = [NewExecution(**{k: v(n) if callable(v) else v for k, v in given.items()}) for n in range(count)]
         made = await self.engine.create_many(items)
         assert not [one for one in made if isinstance(one, FlowFabricError)], made[0]
         return [one.execution_id for one in made]  # type: ignore[union-attr]
@@ -137,6 +135,12 @@ class Ground:
         await self.some("done")
         self.done = await self.claimed("done")
         await engine.complete_many([one.handle for one in self.done])
+        await self.some(lambda n: f"kind {n}", 2 * N, lane_id="far")
+        await self.some("retried", policy=policy)
+        await engine.fail_many([Failure(authority=one.handle, reason="no") for one in await self.claimed("retried")])
+        await self.some("granted", 5 * 64)
+        for _ in range(5):
+            await engine.claim_for_worker(max_grants=64, grant_ttl=timedelta(minutes=1), kinds=["granted"], **WORKER)
         self.cancelled = await self.some("cancelled")
         await engine.cancel_many(self.cancelled, "enough")
         await self._waits()
@@ -203,12 +207,26 @@ class Ground:
         self.parent = await self.one("parent")
         self.children = await self.some("child")
         self.offspring = await self.some("offspring")
+        hub = await self.one("hub")
+        await self.some("parked")
+        for held in (await self.claimed("parked"))[:200]:
+            await self.engine.park(held.handle, ends_of=[hub.execution_id])
         self.family = await self.one("family", execution_id=self.engine.mint_id(parent_id=self.offspring[0]))
         await self.sql.execute(
             "update flowfabric.execution set parent_id = $1 where id = any ($2)",
             self.family.execution_id,
             self.offspring,
         )
+
+        # Children of parents that were cancelled, and are still to be cancelled.
+        young = await self.some("young")
+        self.bereft = await self.some("bereft", execution_id=lambda n: self.engine.mint_id(parent_id=young[n]))
+        await self.sql.execute(
+            "update flowfabric.execution e set parent_id = u.parent from unnest($1::uuid[], $2::uuid[]) u (parent, id)"
+            " where e.id = u.id",
+            self.bereft, young,
+        )  # fmt: skip
+        await self.engine.cancel_many(self.bereft, "enough")
 
     async def _flows(self) -> None:
         engine = self.engine
@@ -221,12 +239,16 @@ class Ground:
         self.members = await self.some("member", flow_id=self.loose.flow_id)
         await engine.add_executions_to_flow(self.loose.flow_id, self.members)
         self.strangers = await self.some("member", flow_id=self.loose.flow_id)
+        doomed = await self.flow()  # its members are to be cancelled, but not yet
+        await engine.cancel_flow_header(doomed.flow_id, reason="enough", grace=LONG)
         await self.sql.execute(
             "insert into flowfabric.flow (partition, flow_id, flow_kind, namespace, created_at, last_mutation_at)"
             " select flowfabric.partition_of(f.id, 256), f.id, 'empty', 'space', flowfabric.now(), flowfabric.now()"
             " from (select gen_random_uuid() as id from generate_series(1, $1)) f",
             3 * N,
         )
+        await self.sql.execute("insert into flowfabric.flow_touched select partition, flow_id from flowfabric.flow")
+        await engine.project_flow_summaries(limit=4 * N)
 
     async def flow(self) -> FlowSubmitted:
         """One member, many after it, one after all of these."""
@@ -548,6 +570,8 @@ CALLS = [
         "new", idempotency_key=lambda n: f"key {n + N // 2}", tags={"a.b": "c"}, delay_until=HOUR, namespace="space",
         lane_id=lambda n: f"lane {n % 10}")),
     Call("create_executions", N, lambda g: g.some("new", execution_id=lambda n: g.waiting[n])),
+    Call("create_executions", N, lambda g: g.some(lambda n: f"kind {n}", N, lane_id="far")),
+    Call("create_executions", N, lambda g: g.some(lambda n: f"new kind {n}", N, lane_id="far")),
     Call("create_one", 1, lambda g: g.some("waiting", 1)),
     Call("standing_executions", N, lambda g: g.engine.create_many([
         NewExecution(execution_kind="new", idempotency_key=f"key {n}", policy=BAD) for n in range(N)])),
@@ -566,6 +590,7 @@ CALLS = [
     Call("fail_as_operator", 1, lambda g: g.engine.fail(Operator(g.held[3].execution_id), "no"), stopped),
     Call("unblock", 1, lambda g: g.engine.unblock_execution(g.held[3].execution_id), stopped),
     Call("replay", N, lambda g: g.engine.replay_many(ids(g.done))),
+    Call("replay", N, lambda g: g.engine.replay_many(g.bereft)),
     Call("replay", N, lambda g: g.engine.replay_many([one for name, one in g.wide.nodes.items() if name[0] == "m"]),
          flow_ended),
     Call("delete_execution", 3 * N, lambda g: g.engine.delete_execution(g.buffered.execution_id), buffered_ended),
@@ -585,8 +610,10 @@ CALLS = [
     Call("claim", N, lambda g: g.engine.claim_many(limit=1, kinds=["node z"], **WORKER), join_released),
     Call("claim", N, lambda g: g.engine.claim_many(limit=N, kinds={"waiting": [2, 1]}, **WORKER)),
     Call("claim", N, lambda g: g.engine.claim_many(limit=N, namespace="space", **WORKER)),
+    Call("claim", 10, lambda g: g.engine.claim_many(limit=1, **WORKER)),
     Call("claim_for_worker", 64, lambda g: g.engine.claim_for_worker(max_grants=64, **WORKER)),
     Call("claim_for_worker", 64, lambda g: g.engine.claim_for_worker(max_grants=64, namespace="space", **WORKER)),
+    Call("claim", N, lambda g: g.engine.claim_many("far", limit=50, **WORKER)),  # of a thousand kinds
     Call("claim_lanes", N, lambda g: g.engine.claim_lanes({"default": 3, "other": 1}, limit=N, **WORKER)),
     Call("sleep_for_work", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=["waiting"])),
     Call("register_service", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=[f"kind {new_id()}"])),
@@ -650,6 +677,7 @@ CALLS = [
     Call("submit_child_flow", N, lambda g: g.engine.submit_child_flow(
         g.stepped.handle, "flow", 0, [node(f"n{n}") for n in range(N)], flow_id=FlowId(mint_uuid()), seed=mint_uuid())),
     Call("list_children", N, lambda g: g.engine.list_children(g.family.execution_id)),
+    Call("list_children", 5, lambda g: g.engine.list_children(g.family.execution_id, limit=5)),
     Call("list_children", N, lambda g: g.engine.list_children(g.family.execution_id, deep=True)),
     Call("cancel", 1, lambda g: g.engine.cancel(g.family.handle, "enough")),
     Call("cancel_children", N, lambda g: g.engine.cancel_children(limit=N), family_cancelled),
@@ -698,6 +726,7 @@ CALLS = [
     Call("settle_wait", 3 * N, lambda g: g.engine.settle_wait(g.task.handle, "wait", 0, from_sources(2 * N, "k"))),
     Call("refuse_signals", 3 * N, refused, answered),
     Call("list_waits", 1000, lambda g: g.engine.list_waits(limit=1000)),
+    Call("list_waits", 5, lambda g: g.engine.list_waits(limit=5)),
     # keys
     Call("seed_secret", 1, lambda g: g.engine.seed_waitpoint_hmac_secret("k1", "00" * 32)),
     Call("rotate_secret", 1, lambda g: g.engine.rotate_waitpoint_hmac_secret_all("k2", "00" * 32)),
@@ -710,9 +739,11 @@ CALLS = [
     Call("delete_flow", 2 * N, lambda g: g.engine.delete_flow(g.wide.flow_id), flow_ended),
     Call("describe_flow", 2 * N, lambda g: g.engine.describe_flow(g.wide.flow_id)),
     Call("read_members", N, lambda g: g.engine.list_flow_members(g.wide.flow_id)),
+    Call("read_members", 5, lambda g: g.engine.list_flow_members(g.wide.flow_id, limit=5)),
     Call("flow_progress", N, lambda g: g.engine.flow_progress(g.wide.flow_id)),
     Call("list_flows", 100, lambda g: g.engine.list_flows(home(g.wide.flow_id))),
-    Call("list_flows", 100, lambda g: g.engine.find_flows(namespace="space")),
+    Call("list_flows", 5, lambda g: g.engine.find_flows(limit=5)),
+    Call("list_flows", 5, lambda g: g.engine.find_flows(namespace="space", limit=5)),
     Call("list_flows", 3 * N, lambda g: g.engine.find_flows(flow_kind="nothing")),
     Call("set_flow_tags", 1, lambda g: g.engine.set_flow_tags(g.wide.flow_id, {"a.b": "c"})),
     Call("read_flow_tags", 1, lambda g: g.engine.get_flow_tag(g.wide.flow_id, "a.b")),
@@ -759,7 +790,8 @@ CALLS = [
     Call("read_payload", 1, lambda g: g.engine.read_execution_context(g.done[3].execution_id)),
     Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id)),
     Call("list_partition", 50, lambda g: g.engine.list_executions(home(g.wide.flow_id))),
-    Call("find", 50, lambda g: g.engine.find_executions()),
+    Call("find", 100, lambda g: g.engine.find_executions()),  # the newest of each of a thousand kinds
+    Call("find", 100, lambda g: g.engine.find_executions(lane_ids=["far"])),
     Call("find", 50, lambda g: g.engine.find_executions(kinds=["done"])),
     Call("find", 50, lambda g: g.engine.find_executions(namespace="space")),
     Call("find", 50, lambda g: g.engine.find_executions(tag=("a.b", "c"))),
@@ -775,8 +807,9 @@ CALLS = [
         tags=lambda n: {"t": str(n)})),
     Call("create_executions", 2 * N, lambda g: g.some("bound", tags=lambda n: {"t": str(n)})),
     Call("list_bindings", 10, lambda g: g.engine.list_bindings(limit=10)),
-    Call("bind_limit", 1, lambda g: g.engine.bind_limit(g.full, Bind(kind="other"))),
-    Call("unbind_limit", 1, lambda g: g.engine.unbind_limit(g.keyed, Bind(kind="bound", tag=("t", "1")))),
+    # Binding, releasing and the duty for limits read every kind.
+    Call("bind_limit", 10, lambda g: g.engine.bind_limit(g.full, Bind(kind="other"))),
+    Call("unbind_limit", 10, lambda g: g.engine.unbind_limit(g.keyed, Bind(kind="bound", tag=("t", "1")))),
     Call("claim", N, lambda g: g.claimed("room")),
     Call("claim", 2 * N, lambda g: g.claimed("spread")),  # N heads are locked too
     Call("claim", 1000, lambda g: g.engine.claim_many(limit=10, kinds=["full"], **WORKER)),
@@ -791,7 +824,7 @@ CALLS = [
     Call("check_admission", 1, lambda g: g.engine.check_admission(mint_uuid(), g.waiting[0], concurrency_cap=1)),  # type: ignore[arg-type]
     Call("release_admission", 1, lambda g: g.engine.release_admission(g.full, g.owner.execution_id)),
     Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(), an_hour_later),
-    Call("unblock_limited", 1, lambda g: g.engine.unblock_limited(after=(UUID(int=0), ""))),
+    Call("unblock_limited", 10, lambda g: g.engine.unblock_limited(after=(UUID(int=0), ""))),
     Call("reconcile_quotas", 4 * N, lambda g: g.engine.reconcile_quotas(), an_hour_later),
     Call("find_limits", N, lambda g: g.engine.find_limits(
         budgets=[f"other {n}" for n in range(N)], quotas=[f"q{n}" for n in range(N)])),
@@ -923,8 +956,8 @@ CALLS = [
     Call("begin_epoch", 1, lambda g: g.engine._fetch("select flowfabric.begin_epoch()")),
     Call("take_lead", 2, lambda g: g.engine.take_lead([DUTIES, CASCADES], HOUR)),
     Call("leave_lead", 1, lambda g: g.engine.leave_lead()),
-    # Every rule reads each of the 25 N executions of the ground; there are a hundred rules, and what undone calls left.
-    Call("audit", 56 * N, lambda g: g.engine.audit(events=True)),
+    # Every rule reads each of the 33 N executions of the ground; there are a hundred rules, and what undone calls left.
+    Call("audit", 78 * N, lambda g: g.engine.audit(events=True)),
     Call("audit_sample", 3 * N, lambda g: g.engine.audit_sample(home(g.wide.flow_id))),
     Call("repair_floors", 100, lambda g: g.engine.repair_floors()),
     # the server
@@ -951,6 +984,7 @@ CALLS = [
     Call("run_bulk", 3 * N, lambda g: g.engine.run_bulk(REPLAYS, limit=N), replays),
     Call("stop_bulk", 1, lambda g: g.engine.stop_bulk(BULK)),
     Call("list_failures", N, lambda g: g.engine.list_failures(states=["cancelled", "failed"], most=N)),
+    Call("list_failures", 5, lambda g: g.engine.list_failures(states=["cancelled", "failed"], most=5)),
     # the deployment
     Call("deployment_info", 1, lambda g: g.engine._fetch(statements.DEPLOYMENT_INFO)),
     Call("server_time_ms", 1, lambda g: g.engine.server_time_ms()),

@@ -10,7 +10,6 @@
 -- streams  Appends and reads of streams. Frames are joined with their streams by a hash; the newest row of a stream is the
 --          first of its index.
 -- claim    The scan of a route must follow the index of ready rows, in its order, and stop early.
--- timers   A round joins the due executions by key, for any number of timers.
 -- audit    Wide unions over small sets: compiling or planning them takes longer than running them.
 -- log      Rules about all events: whatever the statistics say, they are joined by hash.
 -- sample   The same rules for a few rows by key: a plan for whole tables would read them all.
@@ -35,10 +34,7 @@ begin
                  begin_answer create_api_key create_bulk finish_answer forget_answer note_api_key_use read_api_key read_executions revoke_api_key rotate_api_key
                  run_bulk stop_bulk'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
-                'find_ids find_limits find_unreported find_unserved read_held count_held read_denials list_children may_submit read_outcomes read_steps read_budgets find_budgets read_usage in_namespaces list_failures'),
-            ('ordered', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
-                              'enable_sort = off', 'jit = off'],
-                'list_held'),
+                'find_ids find_limits find_unreported find_unserved read_held count_held read_denials run_timers list_expired_leases may_submit read_outcomes read_steps read_budgets find_budgets read_usage in_namespaces'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                              'enable_seqscan = off', 'enable_bitmapscan = off', 'jit = off'],
                 'audit_sample repair_floors'),
@@ -54,9 +50,8 @@ begin
                 'claim claim_for_worker'),
             ('pages', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
                             'enable_sort = off', 'jit = off'],
-                'list_consumers list_partition list_worker_events list_workers look_for_due next_due read_events read_gauges scan_eligible
+                'list_consumers list_children list_failures list_flows list_held list_partition list_waits read_members list_worker_events list_workers look_for_due next_due read_events read_gauges scan_eligible
                  trim_worker_events list_bindings list_budgets list_spend list_api_keys list_bulk list_operator_audit'),
-            ('timers', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'], 'run_timers'),
             ('audit', array['plan_cache_mode = force_generic_plan', 'jit = off'], 'audit'),
             ('log', array['enable_nestloop = off', 'jit = off'], 'audit_log'),
             ('ring', array['lock_timeout = ''200ms'''], 'trim_events trim_live')

@@ -518,7 +518,7 @@ create index budget_by_scope on flowfabric.budget (scope_type, scope_id, name);
 create index budget_by_owner on flowfabric.budget (owner_id) where owner_id is not null;
 create index budget_due on flowfabric.budget (next_reset_at) where next_reset_at is not null;
 
--- The running numbers of budgets. A change is a new row, and the newest is found first: what is dead behind it is never
+-- The running numbers of budgets. A change is a new row, and the newest is found first: dead rows behind it are never
 -- read, however long an old snapshot keeps it. Decision 34 has the figures. The arrays have an element per dimension.
 create table flowfabric.budget_head (
     budget_id       uuid not null,
@@ -742,7 +742,7 @@ create table flowfabric.waitpoint (
     refused_signal_count  integer not null default 0,       -- signals that a worker set aside
     dropped_upto          integer not null default 0,       -- no signal up to this ordinal is left to drop
     counted_by            integer[] not null default '{}',  -- while active: which leaves of the condition have counted it
-    is_escalated          boolean not null default false,   -- people were told that its wait takes too long
+    is_escalated          boolean not null default false,   -- a hook was submitted because its wait takes too long
     last_signal_at        timestamptz,
     satisfied_at          timestamptz,
     closed_at             timestamptz,
@@ -1024,7 +1024,7 @@ create table flowfabric.event (
     details            jsonb,
     signal_effect      text,                   -- signal family: what a delivery did
     worker_type        text,                   -- worker family: registered, heartbeat, marked_dead, ttl_swept
-    actor              text                    -- who did it, if the transaction says so (server/write_operator_audit.sql)
+    actor              text                    -- the operator, if the transaction names one (server/write_operator_audit.sql)
         default nullif(current_setting('flowfabric.actor', true), '')
 ) partition by list (slot);
 create table flowfabric.event_0 partition of flowfabric.event for values in (0);
@@ -1185,7 +1185,7 @@ create table flowfabric.api_key (
 create unique index api_key_name_is_unique on flowfabric.api_key (name) where revoked_at is null;
 create index api_key_by_time on flowfabric.api_key (created_at, id);
 
--- What operators did over HTTP, whether it succeeded or was refused; written in the transaction of what it tells of.
+-- What operators did over HTTP, whether it succeeded or was refused; written in the transaction of the change.
 create table flowfabric.operator_audit (
     seq        bigint generated always as identity primary key,
     at         timestamptz not null,
@@ -1216,7 +1216,7 @@ create table flowfabric.kept_answer (
 create index kept_answer_by_expiry on flowfabric.kept_answer (expires_at);
 
 -- Cancelling or replaying everything that matches, in chunks. A chunk and the progress are one transaction under the
--- row's lock: whoever runs the next one, after a crash or beside another process, continues where the last one ended.
+-- row's lock: the process that runs the next one, after a crash or beside another, continues where the last one ended.
 create table flowfabric.bulk_job (
     id             uuid primary key,
     operation      text not null constraint bulk_job_operation_known check (operation in ('cancel', 'replay')),

@@ -1,4 +1,4 @@
--- audit_budget_held: What a budget holds is the sum of its reservations that are held.
+-- audit_budget_held: The amount held of a budget is the sum of its reservations that are held.
 create or replace function flowfabric.audit_budget_held(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$

@@ -1,4 +1,5 @@
--- audit_limit_open: No execution waits for a limit that has had room for a minute.
+-- audit_limit_open: No execution waits for a limit that has had room for a minute, and none that was paused for amounts that
+-- its budgets have.
 --
 -- The duty passes every few seconds; it counts as running if it, or another duty of its process, leads.
 create or replace function flowfabric.audit_limit_open(
@@ -21,4 +22,11 @@ language sql stable as $$
                            and e.admitted_at > p_now - interval '1 minute' - flowfabric.window_of(p.window_seconds)))
                     and not exists (select from flowfabric.ready r where r.limits in (
                                         select x.digest from flowfabric.limit_set x where w.limit_id = any (x.quota_ids))) end
+    union all
+    select 'limit_open', b.partition, b.id, b.limit_id || ' ' || b.limit_key
+    from flowfabric.blocked b join flowfabric.execution e on e.partition = b.partition and e.id = b.id
+    where b.partition between p_low and p_high and b.limit_id is not null and b.needs is not null
+      and b.blocked_at < p_now - interval '1 minute'
+      and exists (select from flowfabric.lead l where l.name = 'duties' and l.until > clock_timestamp() - interval '10 seconds')
+      and flowfabric.budgets_cover(flowfabric.budgets_of(e), b.needs)
 $$;

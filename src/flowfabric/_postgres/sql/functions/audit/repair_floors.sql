@@ -31,8 +31,9 @@ begin
         cross join lateral (
             select r.route, r.rank, r.created_at, r.id, r.partition from flowfabric.ready r where r.route = q.id
             order by r.rank, r.created_at, r.id limit 1) f
-        where not exists (select from flowfabric.ready_floor o where o.lane = q.lane and o.route = f.route
-                          and (o.rank, o.created_at, o.id) <= (f.rank, f.created_at, f.id))
+        left join lateral (select true as covers from flowfabric.ready_floor o where o.lane = q.lane and o.route = f.route
+                           and (o.rank, o.created_at, o.id) <= (f.rank, f.created_at, f.id) limit 1) o on true
+        where o.covers is null
     ), covered as (
         insert into flowfabric.ready_floor (lane, route, rank, created_at, id)
         select u.lane, u.route, u.rank, u.created_at, u.id from uncovered u

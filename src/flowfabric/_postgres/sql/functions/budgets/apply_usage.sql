@@ -185,7 +185,7 @@ begin
                     end if;
                     for a in a_first[i] .. a_last[i] loop
                         k := array_position((h[b]).dimensions, a_dim[a]);
-                        -- What is held, or was charged, is in these numbers already.
+                        -- Amounts that are held, or were charged, are in these numbers already.
                         if a_amount[a] - coalesce(r.amounts[array_position(r.dimensions, a_dim[a])], 0)
                            > c_max - coalesce((h[b]).used[k], 0) - (h[b]).held[k] then
                             o.code := 'invalid_input'; o.detail := 'overflow'; o.dimension := a_dim[a]; o.budget_id := r.budget_id;

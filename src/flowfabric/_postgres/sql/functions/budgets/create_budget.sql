@@ -31,7 +31,6 @@ declare
     v_now timestamptz;
     v_before flowfabric.budget_head[];
     h flowfabric.budget_head;
-    k integer;
 begin
     perform flowfabric.check_budget(p_name, p_scope_type, p_scope_id, p_mode, p_on_hard, p_on_soft, p_interval_ms,
                                     p_dimensions, p_hard, p_soft);

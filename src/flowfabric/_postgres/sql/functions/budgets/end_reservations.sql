@@ -1,4 +1,4 @@
--- end_reservations: leases end: what they hold of budgets is given back, or charged if they are lost
+-- end_reservations: leases end: their reservations are given back, or charged if the leases are lost
 --
 -- Called by whatever ends a lease, under the locks of the executions, if one of them ever held something. It never waits
 -- for a budget: the duty does what is left (collect_ended).

@@ -1,6 +1,6 @@
 -- exhausted_budgets: which of these budgets are exhausted, each with the first dimension whose hard limit is reached
 --
--- Called by claims. What is held does not exhaust a budget. Reads one row per budget, by its key, and locks nothing. A
+-- Called by claims. Reservations do not exhaust a budget. Reads one row per budget, by its key, and locks nothing. A
 -- budget that does not exist limits nothing.
 create or replace function flowfabric.exhausted_budgets(p_ids uuid[])
 returns table (budget_id uuid, dimension text, used bigint, hard bigint)

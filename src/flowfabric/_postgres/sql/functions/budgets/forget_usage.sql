@@ -1,6 +1,6 @@
 -- forget_usage: delete what budgets know about executions that are purged
 --
--- What was used stays used. A reservation that is still held is given back first.
+-- Used amounts stay used. A reservation that is still held is given back first.
 create or replace function flowfabric.forget_usage(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin

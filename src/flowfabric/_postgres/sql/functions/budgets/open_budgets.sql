@@ -1,4 +1,4 @@
--- open_budgets: budgets have more room than before; what they hold back and may run now becomes claimable
+-- open_budgets: budgets have more room than before; executions that they held back and that fit now become claimable
 --
 -- Called under the exclusive locks of the budgets. A paused execution that another budget still denies waits for that one
 -- from now on, if its lock can be had at once; otherwise the duty finds it.

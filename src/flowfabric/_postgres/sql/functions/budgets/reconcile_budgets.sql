@@ -1,6 +1,6 @@
 -- reconcile_budgets: compare the running numbers of one page of budgets with their rules
 --
--- Called by the duty. Usage is never rewritten: what is wrong is reported. It refreshes the mark of exhausted budgets, removes
+-- Called by the duty. Usage is never rewritten: wrong numbers are reported. It refreshes the mark of exhausted budgets, removes
 -- ledger entries of purged executions, and budgets whose owner was purged.
 -- Takes    p_after: the last id of the page before.
 -- Locks    a budget whose mark is wrong.

@@ -1,4 +1,4 @@
--- reset_budget: begin a new generation: nothing is used; what reservations hold stays held
+-- reset_budget: begin a new generation: nothing is used; reservations stay held
 --
 -- Called by operators; reset_due_budgets does the same for the duty.
 -- Locks    the budget; then what it holds back, skipping what is locked.

@@ -25,7 +25,7 @@ begin
         v_had := case when p is null then 0 else r.amounts[p] end;
         v_used := coalesce(head.used[k], 0);
         v_total := v_used + head.held[k];
-        -- What was held, or charged before, is counted without asking. The rest must fit.
+        -- Amounts that were held, or charged before, count without a check. The rest must fit.
         if r.state = 'held' then
             head.held[k] := greatest(head.held[k] - v_had, 0);
             v_fits := least(v_asked, v_had);

@@ -1,6 +1,7 @@
 -- update_budget: change a budget; usage and generation stay, and what it held back and may run now becomes claimable
 --
--- Called by operators. A limit below what is used exhausts the budget.
+-- Called by operators. A limit below what is used exhausts the budget. The end of the current period moves only if the
+-- interval changes.
 -- Takes    p_hard_dimensions with p_hard, p_soft_dimensions with p_soft: limits to set, 0 for none; p_add_dimensions with
 --          p_add: what to add to hard limits, or to take away. Null: unchanged. p_defined_at: change it only if its
 --          definition is still the one of that time; null: whatever it is.
@@ -72,7 +73,7 @@ begin
         on_soft_limit = coalesce(p_on_soft, b.on_soft_limit),
         reset_interval = case when p_interval_ms is null then b.reset_interval
                               when p_interval_ms > 0 then flowfabric.ms(p_interval_ms) end,
-        next_reset_at = case when p_interval_ms is null then b.next_reset_at
+        next_reset_at = case when p_interval_ms is null or flowfabric.ms(p_interval_ms) = b.reset_interval then b.next_reset_at
                              when p_interval_ms > 0 then v_now + flowfabric.ms(p_interval_ms) end,
         dimensions = q.dims, hard = q.hard, soft = q.soft, updated_at = v_now, is_lowered = flowfabric.is_beyond(h)
     from (select coalesce(array_agg(u.dim order by u.ord), '{}') as dims, coalesce(array_agg(u.hard order by u.ord), '{}') as hard,

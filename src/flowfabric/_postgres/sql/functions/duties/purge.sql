@@ -1,5 +1,5 @@
 -- purge: delete ended executions past their retention. A flow is deleted as a whole, when all its members are past
--- theirs. What a parent still needs (needed_by), and members of a flow that is not yet due, are checked again later.
+-- theirs. Children that a parent still needs (needed_by), and members of a flow that is not yet due, are checked again later.
 create or replace function flowfabric.purge(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare

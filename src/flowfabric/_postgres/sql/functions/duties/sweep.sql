@@ -34,8 +34,11 @@ begin
         where g.ctid = old.tid
         returning g.partition, g.id, g.quota_policy_ids, g.expires_at
     ), dead as (
-        delete from flowfabric.quota_slot s using gone g
-        where s.id = g.id and s.partition = g.partition and s.until <= g.expires_at and g.quota_policy_ids is not null
+        delete from flowfabric.quota_slot s where s.ctid = any (array(
+            select f.tid from gone g
+            cross join lateral (select x.ctid as tid from flowfabric.quota_slot x
+                                where x.id = g.id and x.partition = g.partition and x.until <= g.expires_at offset 0) f
+            where g.quota_policy_ids is not null))
     )
     select count(*) into v_n from gone;
     v_sum := v_sum + v_n;

@@ -15,10 +15,14 @@ declare
 begin
     select d.event_floor, l.epoch into v_floor, v_epoch
     from flowfabric.deployment d, flowfabric.log_epoch l where l.last_position is null;
-    if p_after <> 0 and p_epoch <> v_epoch then
+    if p_after = 0 then
+        -- Not from the oldest row: after a change of the retention, events below the floor may be left beside a gap.
+        return (select e.seq from flowfabric.event e where e.seq > v_floor order by e.seq limit 1);
+    end if;
+    if p_epoch <> v_epoch then
         perform flowfabric.check_epoch(p_after, p_epoch);
     end if;
-    if p_after < v_floor and p_after <> 0 then
+    if p_after < v_floor then
         raise exception 'events up to % were removed', v_floor using errcode = 'FF006', detail = v_floor || ' ' || v_epoch;
     end if;
     select min(x.seq) filter (where x.seq > p_after), coalesce(bool_or(x.seq = p_after), false) into v_next, v_is_there

@@ -9,13 +9,14 @@ language plpgsql volatile security definer as $$
 #variable_conflict use_column
 declare
     v_upto bigint := flowfabric.log_end();
+    v_next bigint;
     v_floor bigint;
 begin
     if p_after is not null then
-        perform flowfabric.check_cursor(p_after, p_epoch);
+        v_next := flowfabric.check_cursor(p_after, p_epoch);
         return query
         select null::bigint, e.lease_type, e.outcome, e.operator_type, e.signal_effect, e.worker_type, count(*), null::bigint
-        from flowfabric.event e where e.seq > p_after and e.seq <= v_upto
+        from flowfabric.event e where e.seq >= v_next and e.seq <= v_upto
         group by e.lease_type, e.outcome, e.operator_type, e.signal_effect, e.worker_type;
     end if;
     select d.event_floor, l.epoch into v_floor, log_epoch

@@ -1,4 +1,4 @@
--- fail_consumer: the function of a consumer failed; its transaction was rolled back, and with it that this process works
+-- fail_consumer: note that the function of a consumer failed, and that its transaction was rolled back
 --
 -- Returns  whether it was noted: not if another process works meanwhile.
 -- Roles    work, operate

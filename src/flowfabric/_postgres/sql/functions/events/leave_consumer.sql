@@ -1,4 +1,4 @@
--- leave_consumer: this process stops working for a consumer; another one may at once
+-- leave_consumer: this process stops working for a consumer; another process may take over at once
 --
 -- Roles    work, operate
 create or replace function flowfabric.leave_consumer(p_name text, p_instance uuid) returns boolean

@@ -1,4 +1,4 @@
--- register_consumer: a durable consumer of the event log begins, or says again what it takes
+-- register_consumer: create a durable consumer of the event log, or compare what it takes with what is stored
 --
 -- Takes    p_position, p_epoch: where a new one begins; null: at the end of the log.
 --          p_redefine: store another definition than before, and keep the position.

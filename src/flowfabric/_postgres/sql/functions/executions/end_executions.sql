@@ -96,7 +96,7 @@ begin
             array_agg(case p_state when 'expired' then 'expired:' || u.reason else p_state end), p_now)
         from unnest(p_partition, p_id, p_failure_reason) as u (partition, id, reason);
     end if;
-    if v_had_reserved then   -- without tids not its holder ends it: what was held may have been used
+    if v_had_reserved then   -- without tids its holder does not end it: held amounts may have been used
         perform flowfabric.end_reservations(p_partition, p_id, p_tids is null, p_now);
     end if;
     if v_had_hooks then

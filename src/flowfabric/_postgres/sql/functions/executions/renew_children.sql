@@ -3,7 +3,7 @@
 -- A child whose result is recorded is kept, and so is one that the handler cancelled itself. A flow counts as cancelled if
 -- it was closed and one of its members was cancelled, other than as the loser of a race: a flow can be closed after its
 -- members finished, or be replayed since.
--- Called by replay, under its locks, before the state changes. What was still to be cancelled stays alive, except members
+-- Called by replay, under its locks, before the state changes. Children that were still to be cancelled stay alive, except members
 -- of a flow that was closed: they are cancelled now, so that none completes beside its successor. Everything recorded
 -- after a child that is submitted again is marked as stray: the handler asks for the child first.
 create or replace function flowfabric.renew_children(p_partition integer[], p_id uuid[]) returns void
@@ -14,8 +14,10 @@ declare
     v_since timestamptz[];   -- when the first of the children that are submitted again was recorded
     b flowfabric.cancel_backlog;
 begin
-    delete from flowfabric.child_cancel c using unnest(p_partition, p_id) as u (partition, id)
-    where c.partition = u.partition and c.id = u.id;
+    delete from flowfabric.child_cancel c where c.ctid = any (array(
+        select f.tid from unnest(p_partition, p_id) as u (partition, id)
+        cross join lateral (select x.ctid as tid from flowfabric.child_cancel x
+                            where x.partition = u.partition and x.id = u.id offset 0) f));
     for b in
         select x.* from unnest(p_id) as u (id)
         join flowfabric.flow f on f.parent_id = u.id and f.state = 'cancelled'

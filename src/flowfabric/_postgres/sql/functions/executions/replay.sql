@@ -18,9 +18,9 @@ declare
     v_before integer;
 begin
     perform flowfabric.require_read_committed();
-    perform 1 from unnest(p_partition, p_id) as u (partition, id)
-    join flowfabric.child_cancel c on c.partition = u.partition and c.id = u.id
-    order by c.partition, c.id for update of c;
+    perform 1 from (select u.* from unnest(p_partition, p_id) as u (partition, id) order by u.partition, u.id) o
+    cross join lateral (select from flowfabric.child_cancel x where x.partition = o.partition and x.id = o.id
+                        offset 0 for update) c;
     with held as materialized (
         select g.downstream from unnest(p_partition, p_id) as u (partition, id)
         join flowfabric.execution e on e.partition = u.partition and e.id = u.id
@@ -72,7 +72,8 @@ begin
         -- An execution that ended while marked to be cancelled loses the mark; its next run was not cancelled.
         perform flowfabric.ack_cancel_member(c.partition, c.flow_id, c.id)
         from (select m.* from unnest(v_partitions, v_ids) as u (partition, id)
-              join flowfabric.cancel_member m on m.partition = u.partition and m.id = u.id
+              cross join lateral (select x.* from flowfabric.cancel_member x
+                                  where x.partition = u.partition and x.id = u.id offset 0) m
               order by m.partition, m.flow_id, m.id) c;
         if v_before > 0 then
             select array_agg(e.partition), array_agg(e.id) into v_gated_partitions, v_gated_ids

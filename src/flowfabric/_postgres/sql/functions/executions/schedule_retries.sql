@@ -51,7 +51,7 @@ begin
     having count(*) > 0;
     perform flowfabric.set_timers('delay', p_partition, p_id,
         (select array_agg(p_now + flowfabric.ms(d) order by ord) from unnest(p_delay_ms) with ordinality as x (d, ord)));
-    if v_had_reserved then   -- a timeout is not reported by the holder: what was held may have been used
+    if v_had_reserved then   -- a timeout is not reported by the holder: held amounts may have been used
         perform flowfabric.end_reservations(p_partition, p_id, p_revoked_by = 'reconciler', p_now);
     end if;
     perform flowfabric.gate(p_partition, p_id);

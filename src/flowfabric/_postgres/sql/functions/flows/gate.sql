@@ -21,7 +21,8 @@ begin
     into v_partitions, v_ids, v_owed, v_details
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
-    left join flowfabric.cancel_member c on c.partition = e.partition and c.id = e.id
+    left join lateral (select x.id from flowfabric.cancel_member x
+                       where x.partition = e.partition and x.id = e.id offset 0) c on true
     left join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id
     where c.id is not null or (
         g.n > 0 and g.state = 'pending' and (e.state not in ('active', 'waiting_children') or e.is_parked));

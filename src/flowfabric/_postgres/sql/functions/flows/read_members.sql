@@ -10,7 +10,8 @@ returns table (partition integer, id uuid, node text, kind text, state text, cre
 language sql stable security definer as $$
     select e.partition, e.id, e.node, r.kind, e.state, e.created_at, coalesce(e.started_at, e.attempt_started_at), e.completed_at, e.failure_reason,
            e.failure_category, e.cancellation_reason, case when p_results then e.result end, e.result_encoding
-    from flowfabric.execution e join flowfabric.route r on r.id = e.route
+    from flowfabric.execution e
+    cross join lateral (select x.kind from flowfabric.route x where x.id = e.route offset 0) r
     where e.flow_id = p_flow and (p_after_at is null or (e.created_at, e.id) > (p_after_at, p_after_id))
     order by e.created_at, e.id limit p_limit
 $$;

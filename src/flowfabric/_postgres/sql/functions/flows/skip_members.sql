@@ -9,8 +9,11 @@ begin
         array_agg(e.partition), array_agg(e.id), null, 'skipped', 'skipped', null, null, null, null,
         null, null, 'dependency_impossible', 'reconciler', false, p_now)
     from unnest(p_partition, p_id) as u (partition, id)
-    join flowfabric.execution e on e.partition = u.partition and e.id = u.id and e.completed_at is null
-    where not exists (select from flowfabric.cancel_member c where c.partition = e.partition and c.id = e.id)
+    cross join lateral (select x.partition, x.id from flowfabric.execution x
+                        where x.partition = u.partition and x.id = u.id and x.completed_at is null offset 0) e
+    left join lateral (select true as is_owed from flowfabric.cancel_member c
+                       where c.partition = u.partition and c.id = u.id offset 0) c on true
+    where c.is_owed is null
     having count(*) > 0;
 end;
 $$;

@@ -54,7 +54,9 @@ $$;
 -- is_bound: whether a binding is by this lane or kind alone, so that submissions with nothing else get a limit.
 create or replace function flowfabric.is_bound(p_lane text, p_kind text) returns boolean
 language sql stable as $$
-    select exists (select from flowfabric.limit_binding b
+    select exists (select from unnest(array['kind ' || p_kind, 'lane ' || p_lane]) as a (anchor)
+                   cross join lateral (select x.* from flowfabric.limit_binding x
+                                       where x.anchor = left(a.anchor, 200) collate "C" offset 0) b
                    where num_nonnulls(b.namespace, b.tag, b.flow_kind) = 0
                      and (b.lane is null or b.lane = p_lane) and (b.kind is null or b.kind = p_kind))
 $$;

@@ -24,7 +24,7 @@ language sql immutable as $$
                flowfabric.lost_as(e.lease_lost_at, e.lease_revoke_reason))::flowfabric.attempt
 $$;
 
--- lost_as: how the lease of the latest attempt was lost; null: it was not. What happens to the execution later does not
+-- lost_as: how the lease of the latest attempt was lost; null: it was not. Later changes of the execution do not
 -- change it.
 create or replace function flowfabric.lost_as(p_lost_at timestamptz, p_revoke_reason text) returns text
 language sql immutable as $$

@@ -54,7 +54,8 @@ begin
               and w.numbered_at > v_now - interval '1 day' and w.unused_since is null limit 1)
     into v_routes, v_ranks, v_created, v_floor_ids, v_limited, v_worker
     from (select distinct on (f.route) f.route, f.rank, f.created_at, f.id, r.limited
-          from flowfabric.ready_floor f join flowfabric.route r on r.id = f.route
+          from flowfabric.ready_floor f
+          cross join lateral (select x.* from flowfabric.route x where x.id = f.route offset 0) r
           where f.lane = p_lane and (v_kinds is null or r.kind = any (v_kinds)) and r.capabilities <@ p_capabilities
             and ((r.version is null and r.not_for is null) or (v_kinds is null and r.not_for is null)
                  or flowfabric.serves(p_service, r.kind, r.version, r.not_for))

@@ -13,8 +13,8 @@ language sql stable security definer as $$
           where t.kind = 'lease' and t.due_at <= p_as_of
           union
           select r.partition, r.id from flowfabric.ready r where r.available_at is not null) c
-    join flowfabric.execution e on e.partition = c.partition and e.id = c.id
-    left join flowfabric.worker w on w.id = e.worker
+    cross join lateral (select x.* from flowfabric.execution x where x.partition = c.partition and x.id = c.id offset 0) e
+    left join lateral (select x.worker_instance_id from flowfabric.worker x where x.id = e.worker offset 0) w on true
     where e.state = 'active' and e.lease_lost is distinct from 'revoked' and e.lease_expires_at <= p_as_of
       and (p_namespace is null or e.namespace = p_namespace)
       and (p_after_at is null or (e.lease_expires_at, e.id) > (p_after_at, p_after_id))

@@ -71,7 +71,7 @@ language sql immutable as $$ select hashtextextended(flowfabric.head_name(p_poli
 -- share_heads: lock policies with their keys together with other claims, while each has at least p_far free slots.
 --
 -- Called by claims of one execution, which take one slot each. A head that came nearer to its cap while this call waited is
--- given back (the block is rolled back): who shares it must not wait for others that share it.
+-- given back (the block is rolled back): transactions that share it must not wait for each other.
 -- Returns  their rooms under the locks; null: nothing is locked.
 create or replace function flowfabric.share_heads(p_policies uuid[], p_keys text[], p_far bigint)
 returns flowfabric.quota_room[]

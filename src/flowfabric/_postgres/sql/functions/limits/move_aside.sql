@@ -81,8 +81,11 @@ begin
     with gone as (
         delete from flowfabric.ready r where r.ctid = any (v_tids) and r.id = any (v_ids) returning r.id, r.granted_until
     ), unused as (
-        delete from flowfabric.claim_grant g using unnest(v_partitions, v_ids) as u (partition, id)
-        where g.partition = u.partition and g.id = u.id and exists (select from gone x where x.id = u.id and x.granted_until is not null)
+        delete from flowfabric.claim_grant g where g.ctid = any (array(
+            select f.tid from unnest(v_partitions, v_ids) as u (partition, id)
+            cross join lateral (select x.ctid as tid from flowfabric.claim_grant x
+                                where x.partition = u.partition and x.id = u.id offset 0) f
+            where u.id in (select x.id from gone x where x.granted_until is not null)))
     )
     select array_agg(g.id) into v_gone from gone g;
     with moved as (

@@ -120,7 +120,7 @@ begin
             if v_waits then
                 v_waits := false;
                 perform set_config('flowfabric.holds_limits', 'on', true);
-                continue;   -- what other claims took while this one waited is gone
+                continue;   -- another claim took it while this one waited
             end if;
         end if;
 

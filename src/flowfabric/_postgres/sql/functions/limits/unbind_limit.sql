@@ -1,4 +1,4 @@
--- unbind_limit: remove a binding; what was submitted keeps its limits
+-- unbind_limit: remove a binding; existing executions keep their limits
 --
 -- Returns  whether it existed.
 -- Roles    operate

@@ -87,8 +87,10 @@ begin
         end if;
         if v_granted then
             -- Grants that expired unused.
-            delete from flowfabric.claim_grant g using unnest(v_partitions, v_ids) as u (partition, id)
-            where g.partition = u.partition and g.id = u.id;
+            delete from flowfabric.claim_grant g where g.ctid = any (array(
+                select f.tid from unnest(v_partitions, v_ids) as u (partition, id)
+                cross join lateral (select x.ctid as tid from flowfabric.claim_grant x
+                                    where x.partition = u.partition and x.id = u.id offset 0) f));
         end if;
         if v_held then
             perform flowfabric.drop_blocked(v_partitions, v_ids);

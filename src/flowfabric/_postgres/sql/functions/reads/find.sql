@@ -137,32 +137,40 @@ $$;
 -- find_by_route: positions of the newest executions of some routes, newest first
 --
 -- Routes are read in the order of their newest execution, and each only as far as it can still contribute: with a thousand
--- kinds most are not read beyond the first row.
+-- kinds most are not read beyond the first row. Groups of routes share a merge, and double.
 create or replace function flowfabric.find_by_route(
     p_routes integer[], p_at timestamptz, p_id uuid, p_partition integer, p_from timestamptz, p_limit integer,
     out times timestamptz[], out ids uuid[], out partitions integer[])
 language plpgsql stable as $$
 declare
-    v record;
+    v_routes integer[];
+    v_newest timestamptz[];
+    v_first integer := 1;
+    v_size integer := 1;
 begin
-    for v in
-        select w.route, n.created_at from unnest(p_routes) as w (route)
-        cross join lateral (select e.created_at from flowfabric.execution e
-                            where e.route = w.route and (e.created_at, e.id, e.partition) < (p_at, p_id, p_partition)
-                              and e.created_at >= p_from
-                            order by e.created_at desc, e.id desc, e.partition desc limit 1) n
-        order by n.created_at desc
-    loop
-        exit when v.created_at < times[p_limit];
+    select array_agg(q.route), array_agg(q.created_at) into v_routes, v_newest
+    from (select w.route, n.created_at
+          from unnest(p_routes) as w (route)
+          cross join lateral (select e.created_at, e.id, e.partition from flowfabric.execution e
+                              where e.route = w.route and (e.created_at, e.id, e.partition) < (p_at, p_id, p_partition)
+                                and e.created_at >= p_from
+                              order by e.created_at desc, e.id desc, e.partition desc limit 1) n
+          order by n.created_at desc, n.id desc, n.partition desc limit p_limit) q;
+    while v_first <= cardinality(v_routes) loop
+        exit when v_newest[v_first] < times[p_limit];
         select array_agg(q.created_at), array_agg(q.id), array_agg(q.partition) into times, ids, partitions
         from (select c.created_at, c.id, c.partition
               from (select * from unnest(times, ids, partitions) as k (created_at, id, partition)
                     union all
-                    (select e.created_at, e.id, e.partition from flowfabric.execution e
-                     where e.route = v.route and (e.created_at, e.id, e.partition) < (p_at, p_id, p_partition)
-                       and e.created_at >= coalesce(times[p_limit], p_from)
-                     order by e.created_at desc, e.id desc, e.partition desc limit p_limit)) c
+                    select w.* from unnest(v_routes[v_first : v_first + v_size - 1]) as u (route)
+                    cross join lateral (
+                        select e.created_at, e.id, e.partition from flowfabric.execution e
+                        where e.route = u.route and (e.created_at, e.id, e.partition) < (p_at, p_id, p_partition)
+                          and e.created_at >= coalesce(times[p_limit], p_from)
+                        order by e.created_at desc, e.id desc, e.partition desc limit p_limit) w) c
               order by c.created_at desc, c.id desc, c.partition desc limit p_limit) q;
+        v_first := v_first + v_size;
+        v_size := v_size * 2;
     end loop;
 end;
 $$;

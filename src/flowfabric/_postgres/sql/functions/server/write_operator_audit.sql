@@ -1,6 +1,6 @@
 -- write_operator_audit: a row of the audit log
 --
--- Called in the transaction of what it tells of. Events that the transaction writes carry the actor if it set
+-- Called in the transaction of the change that it records. Events that the transaction writes carry the actor if it set
 -- flowfabric.actor, for itself alone, before.
 -- Roles    operate
 create or replace function flowfabric.write_operator_audit(

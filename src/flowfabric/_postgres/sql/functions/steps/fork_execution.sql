@@ -2,12 +2,14 @@
 --
 -- The other one is not touched, and may be running. Not copied: failures, which are of their run; submissions whose result
 -- is not recorded, which are made again; waits and their timeouts, which begin again: their signals belong to the other
--- one. What is copied is marked as stray: code that does not ask for it is not changed code. Amounts that are recorded as
+-- one. Copied steps are marked as stray: code that does not ask for them is not changed code. Amounts that are recorded as
 -- counted are not counted again by the new one.
--- Takes    p_name, p_n: the step, whatever its kind; null: every step is copied. p_payload: null: that of the other one.
+-- Takes    p_name, p_n: the step, whatever its kind, or its name as lists show it (draft #2); null: every step is copied.
+--          p_payload: null: that of the other one.
 -- Locks    the other one, so that it is not deleted meanwhile.
 -- Returns  created with the number of steps, not_found, step_not_found with the names that are recorded and not our own,
---          lane_closed, or needs_payload: its arguments are results of the nodes before it in its flow.
+--          lane_closed, id_exists: another execution has the new id, or needs_payload: its arguments are results of the
+--          nodes before it in its flow.
 -- Roles    submit, work, operate
 create or replace function flowfabric.fork_execution(
     p_partition integer, p_id uuid, p_new_partition integer, p_new_id uuid, p_name text, p_n integer, p_payload bytea,
@@ -34,8 +36,8 @@ begin
         from (select s.name, s.n, s.kind, row_number() over (order by s.recorded_at, s.ctid) as place
               from flowfabric.step s
               where s.partition = p_partition and s.id = p_id and s.generation = e.generation) o
-        where o.name = p_name and o.n = p_n
-        order by o.kind <> 'step', o.place limit 1;
+        where (o.name = p_name and o.n = p_n) or (p_n = 0 and o.n > 0 and o.name || ' #' || o.n + 1 = p_name)
+        order by o.name <> p_name, o.kind <> 'step', o.place limit 1;
     end if;
     code := case when e.id is null or (e.payload_encoding is not distinct from 'redacted' and e.payload = '') then 'not_found'
                  when p_name is not null and v_before is null then 'step_not_found'
@@ -79,7 +81,13 @@ begin
         (p_new_partition, p_new_id, v_route, v_now, e.namespace, coalesce(p_creator, ''), coalesce(p_payload, e.payload),
          case when p_payload is null then e.payload_encoding else p_encoding end, e.policy, v_limits, 'waiting',
          'waiting_for_worker', 'first', e.priority, e.tags, v_now, p_id,
-         p_name || case when p_n > 0 then ' #' || p_n + 1 else '' end);
+         p_name || case when p_n > 0 then ' #' || p_n + 1 else '' end)
+    on conflict do nothing;
+    if not found then
+        code := 'id_exists';
+        return next;
+        return;
+    end if;
     with recorded as materialized (
         select s.*, row_number() over (order by s.recorded_at, s.ctid) as place
         from flowfabric.step s

@@ -11,9 +11,12 @@ language sql stable security definer as $$
            w.created_at, case when w.state = 'active' then s.timeout_at else nullif(w.expires_at, flowfabric.far_date()) end,
            s.timeout_behavior, w.required_signal_names, w.signal_count, w.refused_signal_count
     from flowfabric.waitpoint w
-    join flowfabric.execution e on e.partition = w.partition and e.id = w.id
-    join flowfabric.route r on r.id = e.route
-    left join flowfabric.suspension s on s.partition = w.partition and s.id = w.id and s.closed_at is null and w.state = 'active'
+    cross join lateral (select x.route, x.namespace from flowfabric.execution x
+                        where x.partition = w.partition and x.id = w.id offset 0) e
+    cross join lateral (select x.kind, x.lane from flowfabric.route x where x.id = e.route offset 0) r
+    left join lateral (select x.reason_code, x.timeout_at, x.timeout_behavior from flowfabric.suspension x
+                       where x.partition = w.partition and x.id = w.id and x.closed_at is null and w.state = 'active'
+                       offset 0) s on true
     where w.state in ('pending', 'active') and (w.state = 'active' or w.expires_at > flowfabric.now())
       and (p_after_at is null or (w.created_at, w.waitpoint_id) > (p_after_at, p_after_id))
       and (p_lane is null or r.lane = p_lane) and (p_namespace is null or e.namespace = p_namespace)
