@@ -1,4 +1,4 @@
-"""Each tenant has a budget of its own, beside one for all: who spends too much waits, and the others are not slowed."""
+"""Each tenant has a budget of its own, beside one for all: one that spends too much waits, and the others continue."""
 
 import asyncio
 
@@ -32,13 +32,15 @@ async def main() -> None:
         while await acme[2].state() is not ff.State.RATE_LIMITED:
             await asyncio.sleep(0.01)
         print("acme's third question waits for:", (await acme[2].get()).blocking_reason)
-        for budget in await client.budgets():
+        names = ["everybody", "tenant acme", "tenant initech"]
+        for name in names:
+            budget = await client.budget(name)
             used = budget.usage["cost_micros"] / 1_000_000
-            print(f"{budget.name}: {used:.2f} of {budget.hard_limits['cost_micros'] / 1_000_000:.2f}")
+            print(f"{name}: {used:.2f} of {budget.hard_limits['cost_micros'] / 1_000_000:.2f}")
         await client.raise_budget("tenant acme", cost_micros=ff.usd(1))
         print(await acme[2].result())
-        for budget in await client.budgets():  # the next day, so that this program can run again
-            await client.reset_budget(budget.name)
+        for name in names:  # the next day, so that this program can run again
+            await client.reset_budget(name)
         await client.raise_budget("tenant acme", cost_micros=-ff.usd(1))
 
 

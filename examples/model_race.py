@@ -1,6 +1,6 @@
 """Four models are asked at once. Two answers are enough: the other models are stopped, and a judge takes the two.
 
-What the models say is followed token by token while they race.
+A reader follows the models token by token while they race.
 """
 
 import asyncio

@@ -361,7 +361,7 @@ class FlowModel:
         group.siblings = sorted(listed.values(), key=lambda member: member.order)
 
     def _gate(self, member: Member) -> None:
-        """A member has become runnable: who is owed a cancel is frozen, who has to wait is blocked."""
+        """A member has become runnable: one that is owed a cancel is frozen, one that has to wait is blocked."""
         group = self.group(member)
         if member in self.owed:
             self._freeze(member)

@@ -36,12 +36,11 @@ from flowfabric.errors import (
 from flowfabric.values.binding import Bind
 from flowfabric.values.callback import callback_text, parse_callback
 from flowfabric.values.conditions import count_signals, from_sources, on
-from flowfabric.values.flow import CancellationScheduled, FlowCancelled, PartiallyCancelled
 from flowfabric.values.hooks import Escalation, Failure
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.policies import Exponential, Fixed, RetryPolicy
 from flowfabric.values.settled import Cancelled, Expired, Failed, Settled, Skipped, Succeeded
-from flowfabric.values.signal import Accepted, DuplicateSignal, Signal
+from flowfabric.values.signal import Signal
 from flowfabric.values.spending import Budget, usd
 from flowfabric.values.state import State
 from flowfabric.values.stream import NULL_SENTINEL as NULL
@@ -52,21 +51,18 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "NULL",
-    "Accepted",
     "App",
     "AsyncClient",
     "Bind",
     "BindingCodec",
     "Budget",
     "BudgetExceeded",
-    "CancellationScheduled",
     "Cancelled",
     "Client",
     "Codec",
     "Consumer",
     "Context",
     "Data",
-    "DuplicateSignal",
     "Duties",
     "EmitHandler",
     "Engine",
@@ -78,7 +74,6 @@ __all__ = [
     "Failure",
     "Fixed",
     "Flow",
-    "FlowCancelled",
     "FlowFabricError",
     "FlowFailed",
     "FlowRun",
@@ -92,7 +87,6 @@ __all__ = [
     "NoSignal",
     "Node",
     "NotFound",
-    "PartiallyCancelled",
     "PayloadRefused",
     "Reject",
     "RetryLater",

@@ -510,7 +510,7 @@ class NoSignal(FlowFabricError):
 
 
 class BudgetExceeded(FlowFabricError):
-    """What a handler asked for does not fit under a hard limit; nothing was counted or held.
+    """The amounts a handler asked for do not fit under a hard limit; nothing was counted or held.
 
     `budget` is the budget's name, `used` and `held` are what executions have used and hold of the dimension, `limit` is
     the hard limit and `asked` what did not fit.

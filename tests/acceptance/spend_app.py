@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import flowfabric as ff
+from flowfabric.middleware import Middleware
 
-app = ff.App(os.environ.get("DSN"), name="spending")
+
+class DiesOnceItClaimed(Middleware):
+    """Kills the process when its claim is committed and the handler has not started."""
+
+    async def claim(self, lanes: Sequence[str], proceed: Callable[[], Awaitable[Any]]) -> Any:
+        found = await proceed()
+        for one in found or ():
+            if b'"claimed"' in one.input_payload and one.attempt_type == "initial":
+                os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+
+app = ff.App(os.environ.get("DSN"), name="spending", middleware=[DiesOnceItClaimed()])
 app.budget("team", hard={"tokens": 1_000})
+app.quota("one", concurrent=1)
 
 
 def die(ctx: ff.Context, here: str, wanted: str) -> None:
@@ -16,7 +32,7 @@ def die(ctx: ff.Context, here: str, wanted: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@app.task(budgets=["team"], max_reclaims=3)
+@app.task(budgets=["team"], quotas=["one"], max_reclaims=3)
 async def agent(ctx: ff.Context, dies: str, on_lost: str) -> int:
     die(ctx, "before", dies)
     async with ctx.spend(tokens=500, on_lost="charge" if on_lost == "charge" else "release") as spend:

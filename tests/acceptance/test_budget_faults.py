@@ -21,6 +21,7 @@ PATIENCE = 60.0
 pytestmark = [pytest.mark.xdist_group("budget faults")]
 # Where it dies, what happens to what it held: used and held once the lease is lost, and used in the end.
 POINTS = [
+    ("claimed", "charge", (0, 0)),
     ("before", "charge", (0, 0)),
     ("held", "charge", (500, 0)),  # the call may have been made
     ("held", "release", (0, 0)),
@@ -49,6 +50,7 @@ async def test_a_killed_worker_is_charged_once_and_the_settlement_takes_the_plac
     async with app, asyncio.timeout(PATIENCE):
         client = await app.client()
         await client.create_budget("team", hard={"tokens": 1_000})
+        await client.create_quota("one", concurrent=1)
         run = await client.submit(spend_app.agent.options(), dies, on_lost)
         with worker(database) as process:
             assert await asyncio.to_thread(process.wait) == -9
@@ -56,9 +58,11 @@ async def test_a_killed_worker_is_charged_once_and_the_settlement_takes_the_plac
             while (found := await run.get()).lease_lost is None or await numbers(client) != after:
                 await asyncio.sleep(0.02)
         assert found.public_state is ff.State.ACTIVE
+        assert (await client.quota("one")).active == 1, "it keeps its slot until a worker takes it over"
         with worker(database):
             assert await run.result() == 120
         assert await numbers(client) == (127, 0)
+        assert (await client.quota("one")).active == 0
         assert await client.engine.audit() == []
 
 

@@ -89,6 +89,48 @@ async def test_a_run_stops_at_its_budget_and_continues_where_it_stopped_after_a_
     assert [one.attempt_index for one in await run.attempts()] == [0]
 
 
+@pytest.mark.parametrize(("cost", "pauses"), [(30, False), (80, True)])
+async def test_a_pause_waits_for_the_steps_of_other_branches_whose_results_it_would_lose(
+    app: ff.App, did: Ledger, cost: int, pauses: bool
+) -> None:
+    app.budget("team", hard={"tokens": 100})
+
+    @app.task(budgets=["team"])
+    async def agent(ctx: ff.Context) -> int:
+        begun = asyncio.Event()
+
+        async def ask() -> int:
+            did.append("ask")
+            begun.set()
+            while not (await (await app.client()).budget("team")).breach_count:
+                await asyncio.sleep(0.005)
+            for _ in range(100):  # the branch that does not fit is about to pause
+                await asyncio.sleep(0)
+            return cost
+
+        async def paid() -> None:
+            async with ctx.spend(tokens=80) as spend:
+                spend.settle(tokens=await ctx.step("ask", ask))
+
+        async def reporting() -> None:
+            if "ask" not in did:
+                await begun.wait()
+            await ctx.usage(tokens=60)
+
+        await asyncio.gather(paid(), reporting())
+        return 1
+
+    async with worker(app):
+        run = await agent.submit()
+        if pauses:
+            await until(run, ff.State.RATE_LIMITED)
+            assert (await (await app.client()).budget("team")).usage == {"tokens": 80}
+            await (await app.client()).raise_budget("team", tokens=40)
+        assert await asyncio.wait_for(run.result(), PATIENCE) == 1
+    assert did == ["ask"]
+    assert (await (await app.client()).budget("team")).usage == {"tokens": cost + 60}
+
+
 async def test_a_reset_lets_the_whole_backlog_continue(app: ff.App) -> None:
     app.budget("team", hard={"tokens": 10})
 

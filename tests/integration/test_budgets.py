@@ -12,7 +12,7 @@ import flowfabric as ff
 from flowfabric import middleware as ff_middleware
 from flowfabric.testing import Kit
 from flowfabric.values.budget import BudgetStatus, SoftBreach, budget_id_of
-from flowfabric.values.ids import mint_execution_id
+from flowfabric.values.ids import BudgetId, QuotaPolicyId, mint_execution_id, mint_uuid
 from flowfabric.values.quota import quota_policy_id_of
 from tests.each import each
 from tests.support import WORKER
@@ -61,6 +61,54 @@ async def test_declared_bindings_are_stored_changed_and_removed_with_their_decla
     again = await bound(ff.Bind(lane="gpu", tag=("plan", "free")), ff.Bind(flow="nightly"))
     assert again == [quota, ("team", "lane gpu, tag plan=free", True), operators], "it did not change"
     assert await bound() == [quota, operators]
+
+
+async def test_a_bound_limit_that_is_not_stored_yet_holds_for_what_its_app_submits(database: str) -> None:
+    def declared() -> tuple[ff.App, ff.Task[[], None], ff.Task[[], None]]:
+        app = ff.App(database)
+        app.budget("free", hard={"tokens": 5}, bind=ff.Bind(tag=("plan", "free")))
+        app.quota("gpus", concurrent=1, bind=[ff.Bind(lane="gpu"), ff.Bind(flow="nightly", namespace="eu")])
+        app.quota("keyed", concurrent=1, key="tenant", bind=ff.Bind(kind="metered"))
+
+        @app.task
+        async def agent() -> None: ...
+
+        @app.task
+        async def metered() -> None: ...
+
+        return app, agent, metered
+
+    free = {"tags": {"plan": "free"}, "lane": "gpu"}
+
+    async def submitted(app: ff.App, agent: ff.Task[[], None]) -> list[tuple[int, int]]:
+        """How many budgets and quotas each has."""
+        flow = app.flow("nightly")
+        flow.add(agent, name="a", namespace="eu")
+        flow.add(agent, name="b", **free)  # type: ignore[call-overload]  # options
+        nodes = (await flow.submit()).nodes
+        runs = [
+            await agent.submit(),
+            await agent.options(**free).submit(),  # type: ignore[arg-type]  # options
+            *await agent.submit_many([()], **free),  # type: ignore[arg-type]  # options
+        ]
+        engine = (await app.client()).engine
+        found = [await engine.read_execution(one) for one in (*(run.execution_id for run in runs), *nodes.values())]
+        return [(len(one.budget_ids), len(one.quota_policy_ids)) for one in found if one is not None]
+
+    app, agent, metered = declared()
+    async with app:
+        assert await submitted(app, agent) == [(0, 0), (1, 1), (1, 1), (0, 1), (1, 1)]
+        with pytest.raises(ff.InvalidInput, match=r"'keyed' is declared but not stored.*await app.prepare\(\)"):
+            await metered.submit()
+        await app.prepare()
+        await metered.submit()
+        assert await submitted(app, agent) == [(0, 0), (1, 1), (1, 1), (0, 1), (1, 1)]
+        engine = (await app.client()).engine
+        await engine.unbind_limit(budget_id_of("free"), ff.Bind(tag=("plan", "free")))
+        assert await submitted(app, agent) == [(0, 0), (0, 1), (0, 1), (0, 1), (0, 1)]
+    app, agent, _ = declared()
+    async with app:
+        assert await submitted(app, agent) == [(0, 0), (0, 1), (0, 1), (0, 1), (0, 1)], "operators decide"
 
 
 async def test_a_bound_budget_counts_what_a_task_uses_that_does_not_name_it(kit: Kit, kit_app: ff.App) -> None:
@@ -232,6 +280,33 @@ async def test_amounts_are_held_while_the_block_runs_and_given_back_without_a_se
     assert seen == [
         ({}, {"tokens": 600}), ({}, {}), ({}, {}), ({}, {}), ({"tokens": 70}, {}),
     ]  # fmt: skip
+
+
+async def test_a_settlement_outside_of_its_block_is_refused(app: ff.App) -> None:
+    app.budget("team", hard={"tokens": 100})
+
+    @app.task(budgets=["team"])
+    async def agent(ctx: ff.Context) -> int:
+        spend = ctx.spend(tokens=50)
+        for _ in range(2):
+            with pytest.raises(ff.InvalidInput, match="settle: outside of its block"):
+                spend.settle(tokens=10)
+            async with spend:
+                spend.settle(tokens=20)
+        return 1
+
+    @app.task(budgets=["team"])
+    def plain(ctx: ff.SyncContext) -> int:
+        with ctx.spend(tokens=50) as spend:
+            spend.settle(tokens=5)
+        with pytest.raises(ff.InvalidInput, match="settle: outside of its block"):
+            spend.settle(tokens=10)
+        return 1
+
+    async with ff.Worker(app):
+        await (await agent.submit()).result()
+        await (await plain.submit()).result()
+    assert await used(app) == ({"tokens": 45}, {})
 
 
 async def test_a_settlement_above_what_fits_is_an_overrun_and_stops_nothing(
@@ -427,11 +502,14 @@ async def test_a_declaration_that_did_not_change_leaves_what_an_operator_set(dat
         await engine.update_budget(budget_id_of("team"), raise_by={"tokens": 50})
         await engine.update_quota_policy(quota_policy_id_of("api"), max_concurrent=3)
         assert await app.prepare() == []
-        assert (await status(app, "team")).hard_limits == {"tokens": 150}
+        found = await status(app, "team")
+        assert found.hard_limits == {"tokens": 150}
+        ends = found.next_reset_at
     async with declared(tokens=200, cost=3) as app:
         engine = (await app.client()).engine
         assert await app.prepare() == ["budget team changed", "quota api changed"]
-        assert (await status(app, "team")).hard_limits == {"tokens": 200, "cost": 3}
+        found = await status(app, "team")
+        assert (found.hard_limits, found.next_reset_at) == ({"tokens": 200, "cost": 3}, ends)
         policy = await engine.get_quota_policy(name="api")
         assert policy is not None
         assert policy.limits.active_concurrency_cap == 200
@@ -440,6 +518,20 @@ async def test_a_declaration_that_did_not_change_leaves_what_an_operator_set(dat
         assert (await status(app, "team")).hard_limits == {"tokens": 200, "cost": 0}, (
             "a limit that is not declared any more"
         )
+
+
+async def test_a_declared_name_that_another_budget_or_quota_has_is_refused(app: ff.App) -> None:
+    engine = (await app.client()).engine
+    await engine.create_budget(BudgetId(mint_uuid()), name="team")
+    app.budget("team", hard={"tokens": 1})
+    with pytest.raises(ff.InvalidInput, match="the budget 'team' is stored with an id of its own"):
+        await app.prepare()
+    await engine.create_quota_policy(QuotaPolicyId(mint_uuid()), name="api", max_concurrent=1)
+    other = ff.App(app.dsn)
+    other.quota("api", concurrent=1)
+    async with other:
+        with pytest.raises(ff.InvalidInput, match="'api' is the name of another policy"):
+            await other.prepare()
 
 
 async def test_a_worker_stores_what_its_app_declares(app: ff.App) -> None:
@@ -608,7 +700,9 @@ async def test_the_task_of_a_hook_has_its_own_limits(kit: Kit, kit_app: ff.App) 
     kit_app.quota("mails", concurrent=1)
     told: list[ff.ExecutionId] = []
 
-    @kit_app.task(budgets=["alarms"], quotas=["mails"], budget=ff.Budget(mails=2))
+    await (await kit_app.client()).create_budget("elsewhere", hard={"mails": 5})
+
+    @kit_app.task(budgets=["alarms", "elsewhere"], quotas=["mails"], budget=ff.Budget(mails=2))
     async def tell(ctx: ff.Context, failure: ff.Failure) -> None:
         told.append(ctx.execution_id)
         await ctx.usage(mails=1)
@@ -622,7 +716,7 @@ async def test_the_task_of_a_hook_has_its_own_limits(kit: Kit, kit_app: ff.App) 
     await kit.run_all()
     assert (await used(kit_app, "alarms"))[0] == {"mails": 1}
     found = await (await kit_app.client()).get(told[0])
-    assert set(found.budget_ids) == {budget_id_of("alarms"), told[0]}
+    assert set(found.budget_ids) == {budget_id_of("alarms"), budget_id_of("elsewhere"), told[0]}
     assert found.quota_policy_ids == (quota_policy_id_of("mails"),)
 
 

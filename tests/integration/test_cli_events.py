@@ -15,10 +15,12 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
+from flowfabric.values.conditions import on
 from flowfabric.values.event import EventCursor
 from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.step import NewStep
+from flowfabric.values.wait import Fresh
 from tests.each import each
 from tests.integration.test_cli import call
 from tests.kept import *  # noqa: F403 - its fixtures
@@ -58,6 +60,22 @@ async def test_events_of_limits_name_them(plain_engine: ff.Engine, database: str
     await plain_engine.update_budget(made.budget_id, raise_by={"tokens": 5})
     said = await call("events", "--family", "operator", dsn=database)
     assert said.out.split()[2:] == ["budget_changed", "monthly"]
+
+
+async def test_events_of_signals_and_workers_say_what_they_are(plain_engine: ff.Engine, database: str) -> None:
+    held = await started(plain_engine)
+    await plain_engine.suspend(held.handle, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=on("k"))
+    for _ in range(2):
+        await plain_engine.signal_execution(
+            held.execution_id, "k", signal_name="s", signal_category="c", source_type="user", idempotency_key="once"
+        )
+    await plain_engine.register_worker("pool", "w-1", lanes=["default"], liveness_ttl=timedelta(seconds=10))
+    said = await call("events", "--family", "signal", "--family", "worker", dsn=database)
+    assert [[part.strip() for part in line.split("  ") if part.strip()][1:] for line in said.out.splitlines()] == [
+        ["signal", str(held.execution_id), "test", "resumed it"],
+        ["signal", str(held.execution_id), "test", "repeated"],
+        ["worker registered", "w-1"],
+    ]
 
 
 async def test_events_continue_after_a_cursor_and_begin_at_a_time(

@@ -317,6 +317,9 @@ async def test_the_limit_that_holds_a_rate_limited_execution_says_when_it_is_tri
     assert re.search(r"held by +quota slow", shown)
     assert re.search(r"next try +2", shown)
     assert "room in the window of its rate, or `flowfabric quotas set slow`" in shown
+    _, row = (await call("ls", "--held-by", "slow", dsn=database)).out.splitlines()
+    assert row.count("default") == 1, "the lane; a quota without a key has no value to show"
+    assert "default" not in (await call("quotas", "show", "slow", dsn=database)).out
 
 
 async def test_the_command_that_lets_a_paused_execution_continue_is_shown_whole(

@@ -532,6 +532,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"batch": 10_001}, "batch"),
     ({"start": "x"}, "cursor"),
     ({"filter": EventFilter(instance_tag=("", "x"))}, "filter.instance_tag"),
+    ({"filter": EventFilter(instance_tag=("x", "é" * 2100))}, "filter"),
 ]
 
 

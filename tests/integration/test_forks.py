@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric.errors import InvalidInput, NotFound, StateError, TaskFailed, Unavailable
+from flowfabric.errors import Conflict, InvalidInput, NotFound, StateError, TaskFailed, Unavailable
 from flowfabric.values.lane import LaneState
 from flowfabric.values.step import NewStep
 from tests.each import each
@@ -68,11 +68,14 @@ async def test_a_fork_keeps_the_steps_before_one_and_does_the_rest_anew(app: ff.
         assert await fork.result() == ["research frogs", "draft lively", "again lively"]
         second = await run.fork(before=("draft", 1))
         assert await second.result() == ["research frogs", "draft dry", "again dry"]
+        listed = await run.fork(before="draft #2")
+        assert await listed.result() == ["research frogs", "draft dry", "again dry"]
         whole = await run.fork()
         assert await whole.result() == ["research frogs", "draft dry", "again dry"]
     assert did.calls == [
         "research frogs", "draft dry", "again dry",  # the first run
         "draft lively", "again lively",
+        "again dry",
         "again dry",
     ]  # fmt: skip
     assert (await run.get()) == before
@@ -81,14 +84,15 @@ async def test_a_fork_keeps_the_steps_before_one_and_does_the_rest_anew(app: ff.
     assert (made.forked_from, made.forked_before) == (run.execution_id, "draft")
     assert (made.tags, made.priority, made.lane_id) == (before.tags, 7, before.lane_id)
     assert (made.idempotency_key, made.parent_id, made.flow_id) == (None, None, None)
-    assert (await second.get()).forked_before == "draft #2"
+    assert [(await one.get()).forked_before for one in (second, listed)] == ["draft #2"] * 2
     assert (await whole.get()).forked_before is None
     client = await app.client()
-    listed = {one.execution_id: one.forked_from for one in (await client.find(tag=("tenant", "x"))).items}
-    assert listed == {
+    origins = {one.execution_id: one.forked_from for one in (await client.find(tag=("tenant", "x"))).items}
+    assert origins == {
         run.execution_id: None,
         fork.execution_id: run.execution_id,
         second.execution_id: run.execution_id,
+        listed.execution_id: run.execution_id,
         whole.execution_id: run.execution_id,
     }
 
@@ -431,10 +435,14 @@ async def test_a_fork_is_refused_with_a_reason_and_nothing_is_made(
         await engine.fork_execution(held.execution_id, before_step=("a", 1))
     with pytest.raises(NotFound):
         await engine.fork_execution(engine.mint_id(), before_step=None)
+    for taken in (held.execution_id, await submit(engine)):
+        with pytest.raises(Conflict, match="duplicate_submission") as conflict:
+            await engine.fork_execution(held.execution_id, before_step=("b", 0), new_id=taken)
+        assert conflict.value.existing == str(taken)
     await engine.set_lane_state("default", LaneState.DRAINING)
     with pytest.raises(StateError, match="lane_closed"):
         await engine.fork_execution(held.execution_id, before_step=None)
-    assert await sql.fetchval("select count(*) from flowfabric.execution") == 1
+    assert await sql.fetchval("select count(*) from flowfabric.execution") == 2
     assert await sql.fetchval("select count(*) from flowfabric.step") == 2
 
 

@@ -299,7 +299,7 @@ async def test_a_route_that_is_created_while_a_binding_is_stored_does_not_wait_a
     policy = await quota(one, "q")
     await one.begin()
     await one.bind_limit(policy, ff.Bind(kind="k"))
-    for kind in ("k", "other"):  # neither waits; nobody knows yet whether the binding comes
+    for kind in ("k", "other"):  # neither waits: the binding is not committed
         assert await limits(two, await submit(two, execution_kind=kind)) == set()
     await one.commit()
     assert await limits(two, await submit(two, execution_kind="k")) == {policy}

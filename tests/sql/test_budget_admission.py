@@ -15,7 +15,7 @@ from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import BudgetId
 from flowfabric.values.policies import ExecutionPolicy
 from tests.interleave import PATIENCE, Party, Stage, waiting
-from tests.support import WORKER
+from tests.support import WORKER, Clock
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
 
@@ -76,6 +76,18 @@ async def test_a11_a_budget_that_cannot_be_read_stops_the_claim(stage: Stage, pa
     await one.rollback()
     assert await states(two, made) == {(ff.State.WAITING, "waiting_for_worker", None)}
     assert await stage.watch.fetchval("select count(*) from flowfabric.quota_slot") == 0
+
+
+async def test_a_lost_lease_is_taken_over_under_an_exhausted_budget(engine: ff.Engine, clock: Clock) -> None:
+    shut = await budget(engine)
+    first = await many(engine, 1, shut)
+    (held,) = await claim(engine, 1)
+    second = await many(engine, 1, shut, priority=9)
+    await engine.report_usage(held.handle, {"tokens": 10})
+    await clock.advance(minutes=10)
+    await engine.mark_lease_expired_if_due(held.execution_id)
+    assert [(one.execution_id, one.attempt_type) for one in await claim(engine)] == [(first[0], "reclaim")]
+    assert {state for state, _, _ in await states(engine, second)} == {ff.State.RATE_LIMITED}
 
 
 async def test_a36_rows_that_stay_held_do_not_hide_those_whose_budget_was_reset(

@@ -21,7 +21,7 @@ from tests.support import OTHER, Clock, started, submit
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_d31_every_way_to_report_as_a_worker_needs_the_lease(engine: ff.Engine, clock: Clock) -> None:
+async def test_every_way_to_report_as_a_worker_needs_the_lease(engine: ff.Engine, clock: Clock) -> None:
     budget = await make(engine, {"t": 100})
     held = await started(engine, policy=ExecutionPolicy(budget_ids=(budget,)))
     await clock.advance(minutes=10)
@@ -40,7 +40,7 @@ async def test_d31_every_way_to_report_as_a_worker_needs_the_lease(engine: ff.En
     assert (await status(engine, budget)).usage == {}
 
 
-async def test_d33_and_d34_reports_and_spends_repeat_with_the_same_word(engine: ff.Engine) -> None:
+async def test_reports_and_spends_repeat_with_the_same_word(engine: ff.Engine) -> None:
     budget = await make(engine, {"t": 10})
     held = await started(engine, policy=ExecutionPolicy(budget_ids=(budget,)))
     calls: dict[str, Any] = {
@@ -57,9 +57,7 @@ async def test_d33_and_d34_reports_and_spends_repeat_with_the_same_word(engine: 
         assert (await status(engine, budget)).usage == {"t": 1}
 
 
-async def test_d36_keys_are_deleted_after_their_day(
-    engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]
-) -> None:
+async def test_keys_are_deleted_after_their_day(engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]) -> None:
     budget = await make(engine)
     await admin(engine, budget, "k", t=1)
     await clock.advance(hours=25)
@@ -67,7 +65,7 @@ async def test_d36_keys_are_deleted_after_their_day(
     assert await sql.fetchval("select count(*) from flowfabric.budget_key") == 0
 
 
-async def test_d37_a_budget_is_used_up_to_its_limit_and_then_admits_nothing(engine: ff.Engine) -> None:
+async def test_a_budget_is_used_up_to_its_limit_and_then_admits_nothing(engine: ff.Engine) -> None:
     budget = await make(engine, {"t": 10})
     policy = ExecutionPolicy(budget_ids=(budget,))
     held = await started(engine, policy=policy)
@@ -84,7 +82,7 @@ async def test_d37_a_budget_is_used_up_to_its_limit_and_then_admits_nothing(engi
     assert await status(engine, budget) == before, "the reconciler marks nothing among the dimensions"
 
 
-async def test_d39_the_largest_amounts_stay_positive(engine: ff.Engine) -> None:
+async def test_the_largest_amounts_stay_positive(engine: ff.Engine) -> None:
     budget = await make(engine)
     held = await started(engine, policy=ExecutionPolicy(budget_ids=(budget,)))
     await engine.report_usage(held.handle, {"t": 2**63 - 1})
@@ -96,7 +94,7 @@ async def test_d39_the_largest_amounts_stay_positive(engine: ff.Engine) -> None:
     assert (await status(engine, budget)).usage == {"t": 2**63 - 1}
 
 
-async def test_d41_a_reset_of_an_unknown_budget_makes_none(engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_reset_of_an_unknown_budget_makes_none(engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     with pytest.raises(NotFound):
         await engine.reset_budget(new_budget_id())
     assert await sql.fetchval("select count(*) from flowfabric.budget") == 0
@@ -109,7 +107,7 @@ async def test_d41_a_reset_of_an_unknown_budget_makes_none(engine: ff.Engine, sq
 @each(
     ("field", "word"), [("enforcement_mode", "explode"), ("on_hard_limit", "suspend"), ("on_soft_limit", "close_scope")]
 )
-async def test_d42_a_mode_that_nothing_knows_and_an_action_that_nothing_does_are_refused(
+async def test_a_mode_that_nothing_knows_and_an_action_that_nothing_does_are_refused(
     engine: ff.Engine, field: str, word: str
 ) -> None:
     fields: dict[str, Any] = {field: word}
@@ -119,7 +117,7 @@ async def test_d42_a_mode_that_nothing_knows_and_an_action_that_nothing_does_are
     assert not (await engine.list_budgets()).items
 
 
-async def test_d43_a_breach_leaves_no_rows(engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_breach_leaves_no_rows(engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     budget = await make(engine, {"t": 1})
     held = await started(engine, policy=ExecutionPolicy(budget_ids=(budget,)))
     assert isinstance(await engine.report_usage(held.handle, {"t": 2, "other": 5}), HardBreach)
@@ -130,7 +128,7 @@ async def test_d43_a_breach_leaves_no_rows(engine: ff.Engine, sql: asyncpg.Conne
 
 
 @each("ending", ["commit", "rollback"])
-async def test_d43_a_spend_and_a_release_wait_for_each_other_and_both_finish(stage: Stage, ending: str) -> None:
+async def test_a_spend_and_a_release_wait_for_each_other_and_both_finish(stage: Stage, ending: str) -> None:
     for is_spend_first in (True, False):
         await stage.empty()
         one, two = await stage.company(2)

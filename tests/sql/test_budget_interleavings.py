@@ -61,6 +61,21 @@ async def test_the_second_call_waits_and_sees_what_the_first_did(
     await stage.audit()
 
 
+@pytest.mark.parametrize("call", CALLS)
+async def test_two_budgets_never_wait_for_each_other(stage: Stage, call: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    budgets = [await make(one, {"t": 10}) for _ in range(2)]
+    mine, other = await started(one), await started(one)
+    await one.begin()
+    await CALLS[call](one, mine, budgets[0])
+    for each in CALLS:
+        assert not isinstance(await asyncio.wait_for(CALLS[each](two, other, budgets[1]), PATIENCE), Exception)
+        await two.reset_budget(budgets[1])
+    await one.commit()
+    await stage.audit()
+
+
 @ENDINGS
 @pytest.mark.parametrize("second", ["raise", "lower", "reset"])
 @pytest.mark.parametrize("first", TAKES)
@@ -179,6 +194,31 @@ async def test_the_lease_of_a_report_is_lost_after_it(stage: Stage, ending: str)
     await asyncio.wait_for(task, PATIENCE)
     found = await status(two, budget)
     assert (found.usage, found.held) == (({"t": 6}, {}) if ending == "commit" else ({}, {}))
+    await stage.audit()
+
+
+@ENDINGS
+async def test_a_call_that_takes_room_waits_for_a_reservation_that_its_end_marks_and_charges_it_once(
+    stage: Stage, ending: str
+) -> None:
+    await stage.empty()
+    one, two, three = await stage.company(3)
+    budget = await make(one, {"t": 10})
+    ended, mine = await started(two), await started(three, lease_ttl=timedelta(hours=1))
+    await two.reserve_usage(ended.handle, {"t": 6}, budget)
+    await one.begin()
+    await admin(one, budget, t=1)
+    await stage.clock.advance(minutes=10)
+    await two.begin()
+    await two.mark_lease_expired_if_due(ended.execution_id)  # finds the budget locked: it moves the row
+    await one.commit()
+    report = three.report_usage(mine.handle, {"t": 4}, budget)
+    task = await waiting(stage.watch, three, report, behind=two)
+    await two.end(ending)
+    assert isinstance(await asyncio.wait_for(task, PATIENCE), HardBreach)
+    found = await status(one, budget)
+    assert (found.usage, found.held) == ({"t": 7}, {})
+    assert (await one.collect_reservations(marked=True)).handled == 0
     await stage.audit()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.budget import HardBreach, PausedForBudget, Reserved, UsageOk
 from flowfabric.values.ids import BudgetId, ExecutionId
 from flowfabric.values.lease import Operator
-from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from tests.each import each
 from tests.sql.test_budgets import DAY, admin, make, status
 from tests.support import MINUTE, WORKER, Clock, claim_one, submit
@@ -105,6 +106,24 @@ async def test_a_paused_execution_continues_when_there_is_room_for_its_needs(eng
     assert (again.execution_id, again.handle.attempt_index) == (held.execution_id, held.handle.attempt_index)
     assert again.handle.lease_epoch > held.handle.lease_epoch
     assert isinstance(await engine.reserve_usage(again.handle, {"t": 5}), Reserved)
+    leases = (await engine.read_events(family="lease", limit=100)).items
+    assert [(one.lease_type, one.reason) for one in leases if one.lease_type == "revoked"] == [
+        ("revoked", "waiting_for_budget")
+    ]
+
+
+async def test_the_timeout_of_an_attempt_stands_still_while_it_is_paused(engine: ff.Engine, clock: Clock) -> None:
+    budget = await make(engine, {"t": 10})
+    limit = TimeoutPolicy(attempt_timeout=timedelta(seconds=60))
+    await submit(engine, policy=ExecutionPolicy(budget_ids=(budget,), timeout_policy=limit))
+    held = await claim_one(engine)
+    await clock.advance(seconds=20)
+    assert (await engine.pause_for_budget(held.handle, {"t": 11})).paused
+    await clock.advance(hours=1)
+    await engine.update_budget(budget, raise_by={"t": 1})
+    again = await claim_one(engine)
+    assert again.attempt_timeout_at is not None
+    assert round((again.attempt_timeout_at - await clock.now()).total_seconds()) == 40
 
 
 async def test_a_pause_with_room_changes_nothing(engine: ff.Engine) -> None:
@@ -134,6 +153,16 @@ async def test_a_pause_may_name_budgets_that_are_not_attached(engine: ff.Engine)
     assert (await engine.pause_for_budget(held.handle, {"t": 2}, budget)).paused
     assert await engine.claim(**WORKER) is None
     await engine.reset_budget(budget)
+    assert (await claim_one(engine)).execution_id == held.execution_id
+
+
+async def test_a_pause_that_names_budgets_needs_room_in_these_alone(engine: ff.Engine) -> None:
+    own, other = await make(engine, {"t": 10}), await make(engine, {"t": 100})
+    await admin(engine, own, t=9)
+    await admin(engine, other, t=99)
+    held = await begun(engine, own)
+    assert (await engine.pause_for_budget(held.handle, {"t": 5}, other)).paused
+    await engine.reset_budget(other)
     assert (await claim_one(engine)).execution_id == held.execution_id
 
 
@@ -199,6 +228,18 @@ async def test_periods_end_on_time_and_missed_ones_are_one_reset(engine: ff.Engi
     assert found.last_reset_at is not None
     assert found.next_reset_at == found.last_reset_at + DAY
     assert (await claim_one(engine)).execution_id == waiting
+
+
+async def test_of_the_budgets_that_are_due_the_earliest_is_reset_first(engine: ff.Engine, clock: Clock) -> None:
+    spans = (3, 1, 2)
+    budgets = [await make(engine, {"t": 1}, reset_interval=days * DAY) for days in spans]
+    await clock.advance(days=10)
+    order = []
+    for _ in spans:
+        assert (await engine.reset_due_budgets(limit=1)).more
+        done = {one for one in budgets if (await status(engine, one)).reset_count == 1}
+        order += [days for days, one in zip(spans, budgets, strict=True) if one in done and days not in order]
+    assert order == [1, 2, 3]
 
 
 async def test_the_reconciler_reports_and_does_not_rewrite(engine: ff.Engine, clock: Clock) -> None:

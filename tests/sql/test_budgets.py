@@ -170,6 +170,15 @@ async def test_a14_a_soft_limit_is_reported_above_it_and_counted(engine: ff.Engi
     assert (await status(engine, budget)).soft_breach_count == 2
 
 
+async def test_each_budget_whose_soft_limit_a_call_passes_counts_it_once(engine: ff.Engine) -> None:
+    budgets = sorted([await make(engine, {}, {"t": 1, "u": 1}) for _ in range(2)] + [await make(engine, {}, {"t": 9})])
+    held = await started(engine)
+    answer = await engine.report_usage(held.handle, {"t": 5, "u": 5}, budgets)
+    assert isinstance(answer, SoftBreach)
+    assert answer.dimension == "t"
+    assert sorted([(await status(engine, one)).soft_breach_count for one in budgets]) == [0, 1, 1]
+
+
 async def test_a15_one_dimension_that_does_not_fit_holds_all_back(engine: ff.Engine) -> None:
     budget = await make(engine, {"b": 5})
     assert isinstance(await admin(engine, budget, a=3, b=6), HardBreach)
@@ -418,6 +427,19 @@ async def test_a_raise_keeps_usage_and_a_limit_below_it_exhausts(engine: ff.Engi
     assert (await engine.update_budget(budget, enforcement_mode="warn")).exhausted_by is None
 
 
+async def test_a_change_leaves_the_end_of_the_period_unless_it_changes_the_interval(
+    engine: ff.Engine, clock: Clock
+) -> None:
+    budget = await make(engine, {"t": 10}, reset_interval=DAY)
+    ends = (await status(engine, budget)).next_reset_at
+    await clock.advance(hours=23)
+    raised = await engine.update_budget(budget, raise_by={"t": 5}, reset_interval=DAY)
+    assert (raised.reset_interval, raised.next_reset_at) == (DAY, ends)
+    weekly = await engine.update_budget(budget, reset_interval=7 * DAY)
+    assert weekly.next_reset_at == weekly.last_updated_at + 7 * DAY  # type: ignore[operator]  # it was changed
+    assert (await engine.update_budget(budget, reset_interval=timedelta(0))).next_reset_at is None
+
+
 @each("raise_by", [{"unlimited": 1}, {"t": -10}, {"t": MAX_AMOUNT}])
 async def test_a_change_must_leave_a_limit(engine: ff.Engine, raise_by: dict[str, int]) -> None:
     budget = await make(engine, {"t": 10})
@@ -475,8 +497,10 @@ async def test_the_usage_of_an_execution_is_told_by_budget(engine: ff.Engine) ->
     await engine.report_usage(held.handle, {"t": 3, "c": 1}, [one, two])
     await engine.report_usage(held.handle, {"t": 2}, one)
     await engine.record_spend(two, held.execution_id, {"t": 10})
-    found = {usage.budget_name: usage.usage for usage in await engine.read_usage(held.execution_id)}
-    assert found == {"one": {"t": 5, "c": 1}, "two": {"t": 13, "c": 1}}
+    await engine.reserve_usage(held.handle, {"t": 4}, one)
+    usage = await engine.read_usage(held.execution_id)
+    assert {each.budget_name: each.usage for each in usage} == {"one": {"t": 5, "c": 1}, "two": {"t": 13, "c": 1}}
+    assert {each.budget_name: each.held for each in usage if each.held} == {"one": {"t": 4}}
 
 
 # ---- the running numbers

@@ -212,3 +212,38 @@ async def test_an_execution_that_was_claimed_twice_has_each_lease_in_the_log(pla
         ("revoked", held.handle.lease_id),
         ("acquired", again.handle.lease_id),
     ]
+
+
+async def test_a_retention_that_was_changed_makes_no_gap(
+    plain_engine: ff.Engine, clock: Clock, sql: asyncpg.Connection[Any]
+) -> None:
+    """A segment of the log then has old and new events, and one with events between them is emptied."""
+
+    async def slot() -> int:
+        found: int = await sql.fetchval("select flowfabric.event_slot(flowfabric.now())")
+        return found
+
+    engine = plain_engine
+    try:
+        await end_one(engine)
+        first = await slot()
+        await clock.advance(hours=12)
+        await end_one(engine)
+        removed = await end_of_log(engine)
+        await sql.execute("update flowfabric.deployment set event_retention = '24 hours'")
+        await clock.advance(hours=30)
+        while await slot() != first:
+            await clock.advance(hours=6)
+        ended = await end_one(engine)
+        await engine.sweep()
+        assert await sql.fetchval("select event_floor from flowfabric.deployment") == removed.position
+        found = list((await engine.read_events(family="completion")).items)
+        assert [one.execution_id for one in found] == [ended]
+        assert (await engine.count_events(EventCursor())).completion == {"success": 1}
+        async with await engine.subscribe_completion(after=EventCursor()) as events:
+            assert [one.execution_id for one in await drain(events, await end_of_log(engine))] == [ended]
+    finally:
+        await sql.execute(
+            "update flowfabric.deployment set event_retention = default;"
+            " delete from flowfabric.execution; delete from flowfabric.timer"
+        )

@@ -10,6 +10,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
+from flowfabric.values.conditions import count_signals
 from flowfabric.values.event import (
     FAMILIES,
     CompletionEvent,
@@ -44,6 +45,16 @@ Then = Callable[[], Awaitable[Any]]
 
 async def hold(world: World, **fields: Any) -> ff.Handle:
     return (await world.hold(lease_ttl=SOON, **fields)).handle
+
+
+async def create(world: World) -> Then:
+    return lambda: world.engine.create_execution(execution_kind="test")
+
+
+async def promote(world: World) -> Then:
+    later = await world.engine.create_execution(execution_kind="test", delay_until=SOON)
+    await world.clock.advance(seconds=31)
+    return lambda: world.engine.promote_delayed(later.execution_id)
 
 
 async def claim(world: World) -> Then:
@@ -90,6 +101,13 @@ async def complete(world: World) -> Then:
     return lambda: world.engine.complete(handle)
 
 
+async def complete_what_another_waits_for(world: World) -> Then:
+    """The other one becomes claimable, which is no event."""
+    waiting, awaited = await hold(world), await hold(world)
+    await world.engine.park(waiting, ends_of=[awaited.execution_id])
+    return lambda: world.engine.complete(awaited)
+
+
 async def fail_and_retry(world: World) -> Then:
     handle = await hold(world)
     return lambda: world.engine.fail(handle, "no", retry_policy=RETRY)
@@ -118,6 +136,29 @@ async def suspend_on_a_signal_that_came(world: World) -> Then:
 async def delay(world: World) -> Then:
     handle = await hold(world)
     return lambda: world.engine.delay(handle, SOON)
+
+
+async def park(world: World) -> Then:
+    handle = await hold(world)
+    until = await world.in_an_hour()
+    return lambda: world.engine.park(handle, until=until)
+
+
+async def park_for_another(world: World) -> Then:
+    handle = await hold(world)
+    other = await world.engine.create_execution(execution_kind="test")
+    return lambda: world.engine.park(handle, ends_of=[other.execution_id])
+
+
+async def pause_for_budget(world: World) -> Then:
+    handle = await hold(world)
+    small = await world.engine.create_budget(name="small", dimensions=["t"], hard_limits=[1], soft_limits=[0])
+    return lambda: world.engine.pause_for_budget(handle, {"t": 2}, small.budget_id)
+
+
+async def stop_changed(world: World) -> Then:
+    handle = await hold(world)
+    return lambda: world.engine.stop_changed(handle, detail="recorded: a", digest="new")
 
 
 async def wait_for_children(world: World) -> Then:
@@ -183,6 +224,11 @@ async def signal_for_later(world: World) -> Then:
     return lambda: world.accept(wait)
 
 
+async def signal_of_two(world: World) -> Then:
+    wait = await world.suspend(count_signals(2, "k"))
+    return lambda: world.accept(wait)
+
+
 async def signal_again(world: World) -> Then:
     wait = await world.suspend()
     await world.accept(wait, idempotency_key="one")
@@ -209,6 +255,24 @@ async def resume(world: World) -> Then:
     return lambda: world.engine.resume_execution(wait.id)
 
 
+async def apply_dependency(world: World) -> Then:
+    flow = await empty_flow(world.engine, "a", "b")
+    await flow.stage("a", "b")
+    return lambda: flow.apply("a", "b")
+
+
+async def satisfy_dependency(world: World) -> Then:
+    flow = await submitted(world.engine, {"a": (), "b": ("a",)})
+    held = await flow.claim("a")
+
+    async def then() -> None:
+        await world.engine.complete(held.handle)
+        await flow.drain()
+        assert await flow.claimable("b")
+
+    return then
+
+
 async def impossible(world: World) -> Then:
     flow = await empty_flow(world.engine, "a", "b")
     await flow.stage("a", "b")
@@ -225,6 +289,20 @@ async def impossible_while_leased(world: World) -> Then:
     """A worker holds an execution that gets a dependency only then."""
     flow = await empty_flow(world.engine, "a", "b")
     await flow.claim("b")
+    await flow.stage("a", "b")
+    await flow.fail("a")
+
+    async def then() -> None:
+        await flow.apply("a", "b")
+        await flow.drain()
+
+    return then
+
+
+async def impossible_after_its_lease_was_revoked(world: World) -> Then:
+    flow = await empty_flow(world.engine, "a", "b")
+    await flow.claim("b")
+    await world.engine.revoke_lease(flow["b"], reason="maintenance")
     await flow.stage("a", "b")
     await flow.fail("a")
 
@@ -274,6 +352,8 @@ async def end_again(world: World) -> Then:
 
 # The operation, and its events by family: the word, and for a lease the reason and by whom.
 MATRIX: list[tuple[Callable[[World], Awaitable[Then]], dict[str, tuple[str | None, ...]]]] = [
+    (create, {}),
+    (promote, {}),
     (claim, {"lease": ("acquired", None, None)}),
     (claim_resumed, {"lease": ("acquired", "claim_resumed", None)}),
     (renew, {"lease": ("renewed", None, None)}),
@@ -282,12 +362,17 @@ MATRIX: list[tuple[Callable[[World], Awaitable[Then]], dict[str, tuple[str | Non
     (reclaim_once_too_often, {"lease": ("revoked", "max_reclaims_exceeded", "reconciler"), "completion": ("failed",)}),
     (revoke, {"lease": ("revoked", "maintenance", "operator")}),
     (complete, {"lease": ("revoked", "completed", "backend"), "completion": ("success",)}),
+    (complete_what_another_waits_for, {"lease": ("revoked", "completed", "backend"), "completion": ("success",)}),
     (fail_and_retry, {"lease": ("revoked", "failed_retry_scheduled", "backend")}),
     (fail, {"lease": ("revoked", "failed_terminal", "backend"), "completion": ("failed",)}),
     (suspend, {"lease": ("revoked", "suspend", "backend")}),
     (suspend_on_a_signal_that_came, {}),
     (delay, {"lease": ("revoked", "worker_delay", "backend")}),
     (wait_for_children, {"lease": ("revoked", "waiting_children", "backend")}),
+    (park, {"lease": ("revoked", "worker_park", "backend")}),
+    (park_for_another, {"lease": ("revoked", "worker_park", "backend")}),
+    (pause_for_budget, {"lease": ("revoked", "waiting_for_budget", "backend")}),
+    (stop_changed, {"lease": ("revoked", "steps_changed", "backend")}),
     (release, {"lease": ("revoked", "worker_release", "backend")}),
     (cancel_by_its_holder, {"lease": ("revoked", "cancelled", "backend"), "completion": ("cancelled",)}),
     (cancel_by_an_operator, {"lease": ("revoked", "cancelled", "operator"), "completion": ("cancelled",)}),
@@ -302,15 +387,19 @@ MATRIX: list[tuple[Callable[[World], Awaitable[Then]], dict[str, tuple[str | Non
     (suspension_timeout("escalate"), {"operator": ("suspension_escalated",)}),
     (signal, {"signal": ("resume_condition_satisfied",)}),
     (signal_for_later, {"signal": ("buffered_for_pending_waitpoint",)}),
+    (signal_of_two, {"signal": ("appended_to_waitpoint",)}),
     (signal_again, {"signal": ("deduped",)}),
     (approve, {"signal": ("resume_condition_satisfied",)}),
     (refused_signal, {}),
     (resume, {"operator": ("resumed",)}),
+    (apply_dependency, {}),
+    (satisfy_dependency, {"lease": ("revoked", "completed", "backend"), "completion": ("success",)}),
     (impossible, {"completion": ("skipped",)}),
     (
         impossible_while_leased,
         {"lease": ("revoked", "dependency_impossible", "reconciler"), "completion": ("skipped",)},
     ),
+    (impossible_after_its_lease_was_revoked, {"completion": ("skipped",)}),
     (change_priority, {"operator": ("priority_changed",)}),
     (replay, {"operator": ("replayed",)}),
     (replay_of_a_skipped_member, {"operator": ("replayed",)}),

@@ -122,7 +122,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Act:
-    """One call. `skips`: it passes locked rows by, so it is made again, `later` seconds after the other is through."""
+    """One call. `skips`: it skips locked rows, so it is made again, `later` seconds after the other has ended."""
 
     name: str
     call: Callable[[Scene, Party], Awaitable[Any]]
@@ -823,7 +823,7 @@ async def left(stage: Stage, party: Party) -> Any:
 
 
 async def in_order(stage: Stage, parties: list[Party], meeting: Meeting, *acts: Act) -> Any:
-    """What calls answer one after the other, and what they leave. Asked for more than once, so it is kept."""
+    """What calls return one after the other, and what they leave. Kept, because several tests need it."""
     key = (stage.dsn, *(act.name for act in acts))
     if key not in meeting.known:
         scene = await meeting.build(stage, parties)

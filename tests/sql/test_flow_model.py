@@ -473,7 +473,7 @@ class History:
 
     @step(2)
     async def use_an_old_handle(self, a: int, b: int, c: int) -> None:
-        """Who was skipped or cancelled has lost his lease."""
+        """A skipped or cancelled execution has no lease."""
         member = self.pick(a, lambda m: m.name in self.handles and m.state in ("skipped", "cancelled", "expired"))
         if member is None:
             return

@@ -259,7 +259,7 @@ class Crowd:
 
 
 async def drain(stage: Stage, party: Party) -> None:
-    """Whatever can still be done is done; what waits for something that will never come says so."""
+    """All work that can still run has run; executions that wait for what cannot happen name it."""
     for _ in range(200):
         await settle_flows(party, stage.clock)
         for kind in KINDS:

@@ -18,7 +18,7 @@ from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from tests.sql.plans import CountingEngine
 from tests.sql.test_budgets import admin, make
 from tests.sql.test_quotas import claim, many, quota, state
-from tests.support import WORKER, CheckedEngine, Clock, started
+from tests.support import WORKER, CheckedEngine, Clock, started, submit
 
 SQL: TypeAlias = "asyncpg.Connection[Any]"
 DAY = timedelta(days=1)
@@ -128,6 +128,80 @@ async def test_a_limit_below_what_is_used_is_reported_once(
     await plain_engine.update_budget(SECOND, hard={"t": 5})
     await duty.run_once()
     assert len(warnings(caplog)) == 2
+
+
+@pytest.mark.parametrize("mark", ["t", None])
+async def test_the_reconciler_corrects_the_mark_of_exhausted_budgets(
+    plain_engine: ff.Engine, sql: SQL, mark: str | None
+) -> None:
+    await make(plain_engine, {"t": 10}, budget_id=FIRST)
+    await admin(plain_engine, FIRST, t=10)
+    await submit(plain_engine, policy=ExecutionPolicy(budget_ids=(FIRST,)))
+    if mark is not None:  # it has room, and holds an execution
+        assert await claim(plain_engine) == []
+        await sql.execute("update flowfabric.budget_head set used = '{1}' where exhausted is not null")
+    else:
+        await sql.execute("update flowfabric.budget_head set exhausted = null")
+    done = await plain_engine.reconcile_budget_counters()
+    assert (done.corrected, done.wrong) == (1, 0)
+    assert (await plain_engine.get_budget_status(FIRST)).exhausted_by == (None if mark else "t")
+    assert len(await claim(plain_engine)) == (1 if mark else 0)
+    assert (await plain_engine.reconcile_budget_counters()).corrected == 0
+
+
+async def test_the_reconciler_removes_the_ledger_of_purged_executions_and_leaves_the_usage(
+    plain_engine: ff.Engine, sql: SQL
+) -> None:
+    await make(plain_engine, {"t": 10}, budget_id=FIRST)
+    elsewhere = plain_engine.mint_id()
+    for one in (await submit(plain_engine), plain_engine.mint_id(), elsewhere):
+        await plain_engine.record_spend(FIRST, one, {"t": 1})
+    # Only of the second is it known that it existed.
+    await sql.execute("update flowfabric.budget_spend set is_known = true where execution_id <> $1", elsewhere)
+    assert (await plain_engine.reconcile_budget_counters()).corrected == 1
+    assert elsewhere in {one.execution_id for one in (await plain_engine.list_spend(FIRST)).items}
+    assert len((await plain_engine.list_spend(FIRST)).items) == 2
+    assert (await plain_engine.get_budget_status(FIRST)).usage == {"t": 3}
+
+
+async def test_the_quota_reconciler_removes_slots_without_a_run_and_hands_them_on(
+    plain_engine: ff.Engine, sql: SQL
+) -> None:
+    policy = await quota(plain_engine, max_concurrent=1)
+    _, second = await many(plain_engine, 2, policy)
+    (first,) = await claim(plain_engine)
+    await plain_engine.complete(first.handle)  # the second is promoted, and then blocked by the leaked slot
+    await sql.execute(
+        "insert into flowfabric.quota_slot (id, partition, policy_id, key, admitted_at, until, origin)"
+        " select e.id, e.partition, $1, 'default', flowfabric.now(), null, 'scheduler'"
+        " from flowfabric.execution e where e.id = $2",
+        policy,
+        first.execution_id,
+    )
+    assert await claim(plain_engine) == []
+    done = await plain_engine.reconcile_quotas()
+    assert (done.slots, done.heads) == (1, 0)
+    assert (await plain_engine.unblock_limited()).promoted == 1
+    (last,) = await claim(plain_engine)
+    assert last.execution_id == second
+    assert (await plain_engine.reconcile_quotas()).slots == 0
+    await plain_engine.complete(last.handle)
+    done = await plain_engine.reconcile_quotas()
+    assert (done.slots, done.heads) == (0, 1), "nothing is left to lock"
+
+
+async def test_a_reclaim_whose_slot_is_missing_gets_one_unchecked(plain_engine: ff.Engine, sql: SQL) -> None:
+    policy = await quota(plain_engine, max_concurrent=1)
+    (first,) = await many(plain_engine, 1, policy)
+    await claim(plain_engine)
+    await sql.execute("delete from flowfabric.quota_slot")
+    (second,) = await many(plain_engine, 1, policy)
+    assert [one.execution_id for one in await claim(plain_engine)] == [second]
+    await plain_engine.revoke_lease(first)
+    assert [(one.execution_id, one.attempt_type) for one in await claim(plain_engine)] == [(first, "reclaim")]
+    found = await plain_engine.get_quota_policy(policy)
+    assert found is not None
+    assert found.active == 2, "the cap is for admissions"
 
 
 @pytest.mark.parametrize("why", ["paused", "uncovered", "unserved"])

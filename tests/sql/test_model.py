@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 from msgspec import Struct
 
 import flowfabric as ff
-from flowfabric._postgres import rows
+from flowfabric._postgres import rows, statements
 from flowfabric.errors import Contention, StateError
 from flowfabric.values.attempt import Claimed, Completion, Failure
 from flowfabric.values.conditions import (
@@ -264,7 +264,7 @@ ttls = st.sampled_from([30 * SECOND, 10 * SECOND])
 grant_ttls = st.sampled_from([5 * SECOND, 60 * SECOND])
 reasons = st.sampled_from(["tired", "boom"])
 sources = st.sampled_from(["operator_override", "lease_holder", "flow_cascade", "system_timeout", "my scheduler"])
-# Whose right a call is made with: the lease of now, an older one, a forged one, an operator's.
+# The authority of a call: the current lease, an older one, a forged one, an operator's.
 rights = st.tuples(
     st.sampled_from(["live", "live", "live", "fence", "old", "old", "forged", "operator", "source"]), picks
 )
@@ -351,7 +351,7 @@ _Step = TypeVar("_Step", bound=Callable[..., None])
 
 
 def step(group: str, *, weight: int = 1, **arguments: st.SearchStrategy[Any]) -> Callable[[_Step], _Step]:
-    """One thing that somebody may do; `weight` is how often among the others of its group."""
+    """One kind of call; `weight` is how often it is made among the others of its group."""
 
     def register(method: _Step) -> _Step:
         _STEPS.setdefault(group, []).extend([(method.__name__, st.fixed_dictionaries(arguments))] * weight)
@@ -391,7 +391,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def act(self, data: st.DataObject) -> None:
-        """Somebody does something: mostly what the moment allows, now and then anything."""
+        """Make a call: mostly one that the state allows, now and then any."""
         states = list(self.model.executions.values())
         worth = {"submit": 1 if len(states) < 8 else 0, "take": 1, "hold": 1, "signal": 0, "operate": 1, "time": 1}
         if any(e.place in "WXV" for e in states):
@@ -561,7 +561,7 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(drawn=st.lists(submissions, min_size=3, max_size=5), about_waits=st.booleans())
     def begin(self, drawn: list[dict[str, Any]], about_waits: bool) -> None:
-        """Some executions. Half of the histories are about suspensions and signals: somebody holds them already."""
+        """Some executions. Half of the histories are about suspensions and signals: they are leased already."""
         self._submit(drawn)
         self.about_waits = about_waits
         if about_waits:
@@ -1441,9 +1441,9 @@ class Histories(RuleBasedStateMachine):
             e: {"lease": [], "completion": [], "operator": [], "signal": []} for e in model.logs
         }
         for row in await sql.fetch(
-            "select e.*, w.worker_id, w.worker_instance_id, e.details::text as details, r.lane, r.kind"
-            " from flowfabric.event e left join flowfabric.worker w on w.id = e.worker"
-            " left join flowfabric.route r on r.id = e.route order by seq"
+            f"select {statements.EVENT} from (select e.*, w.worker_id, w.worker_instance_id, r.lane, r.kind,"
+            " null as log_epoch from flowfabric.event e left join flowfabric.worker w on w.id = e.worker"
+            " left join flowfabric.route r on r.id = e.route) e order by seq"
         ):
             sort_event(logs, row)
         same(logs, {e: vars(log) for e, log in model.logs.items()}, "events")
@@ -1533,7 +1533,7 @@ class Histories(RuleBasedStateMachine):
         for family in ("lease", "completion", "operator", "signal"):
             expected = {e: len(getattr(log, family)) for e, log in self.model.logs.items()}
             for _ in range(500):
-                # Events show once every older transaction of the whole server has ended.
+                # Events show once every transaction that may write earlier ones has ended.
                 found = await self.engine.read_events(family=family, limit=10_000)
                 if len(found.items) >= sum(expected.values()):
                     break

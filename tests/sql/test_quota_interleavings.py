@@ -104,7 +104,7 @@ async def test_a_claim_after_an_open_end_denies_and_the_end_promotes_nothing_twi
     first, second = await many(one, 2, policy)
     (running,) = await claim(one, 1)
     await one.begin()
-    await one.complete(running.handle)  # nobody waits yet
+    await one.complete(running.handle)  # none waits yet
     assert await claim(two) == []  # the slot is free when the end commits
     await one.commit()
     await stage.clock.advance(seconds=1)
@@ -215,7 +215,7 @@ async def test_a_claim_that_denies_and_then_the_last_slot_is_given_back(
     assert await claim(one) == []
     if way == "grant":
         await stage.clock.advance(seconds=6)
-    # An end does not wait for the claim. Who was admitted directly is no execution: its caller waits.
+    # An end does not wait for the claim. A direct admission is no execution: its caller waits.
     task = asyncio.ensure_future(settled(FREES[way](two, policy, holder)))
     if way != "direct":
         assert not isinstance(await asyncio.wait_for(task, PATIENCE), Exception)
@@ -331,6 +331,8 @@ async def test_a_promoted_execution_that_another_locked_is_not_forgotten(stage: 
     policy = await quota(one, max_concurrent=1)
     first, second = await many(one, 2, policy)
     await claim(one)
+    await stage.clock.advance(seconds=1)
+    assert (await three.unblock_limited()).promoted == 0  # nothing is due any more
     await one.begin()
     await one.connection.execute("select from flowfabric.execution where id = $1 for no key update", second)
     await two.cancel(Operator(first), "enough")

@@ -324,6 +324,22 @@ async def test_a_window_that_a_claim_fills_tells_those_behind_when_it_has_room(
     assert (await engine.unblock_limited()).promoted == 1, "the duty comes at that time, not before"
 
 
+async def test_under_a_lowered_rate_the_window_has_room_when_enough_have_left_it(
+    engine: CheckedEngine, clock: Clock
+) -> None:
+    policy = await quota(engine, window=60 * SECOND, max_requests_per_window=3)
+    for _ in range(3):
+        await many(engine, 1, policy)
+        assert len(await claim(engine)) == 1
+        await clock.advance(seconds=10)
+    await engine.update_quota_policy(policy, max_requests_per_window=2)
+    await many(engine, 1, policy)
+    assert await claim(engine) == []
+    (held,) = (await engine.list_held(policy)).items
+    assert held.retry_at is not None
+    assert round((held.retry_at - held.blocked_at).total_seconds()) == 40, "the second of them leaves the window then"
+
+
 async def test_the_rate_is_asked_before_the_cap(engine: CheckedEngine) -> None:
     policy = await quota(engine, max_requests_per_window=1, max_concurrent=1)
     made = await many(engine, 2, policy)
@@ -679,6 +695,36 @@ async def test_an_admission_creates_no_policy_and_counts_each_dimension(engine: 
     assert await engine.get_quota_policy(policy) is None
     assert isinstance(await engine.create_quota_policy(policy, max_concurrent=7), QuotaPolicyCreated)
     assert (await engine.read_quota_policy_limits(policy)).active_concurrency_cap == 7  # type: ignore[union-attr]
+
+
+async def test_one_that_is_admitted_again_moves_its_entry_and_needs_no_second_token(
+    engine: CheckedEngine, clock: Clock
+) -> None:
+    asked: dict[str, Any] = {"rate_limit": 1, "window": 60 * SECOND}
+    policy = quota_policy_id_of("again")
+    first, second = engine.mint_id(), engine.mint_id()
+    assert await engine.check_admission(policy, first, **asked) == Admitted()
+    await engine.release_admission(policy, first)
+    await clock.advance(seconds=40)
+    assert await engine.check_admission(policy, first, **asked) == Admitted()
+    await clock.advance(seconds=40)
+    answer = await engine.check_admission(policy, second, **asked)
+    assert isinstance(answer, RateExceeded)
+    assert answer.retry_after > 15 * SECOND, "a window after the second admission"
+    # Nor does another dimension, with a shorter window, drop what this one counts.
+    assert await engine.check_admission(policy, second, dimension="o", rate_limit=1, window=SECOND) == Admitted()
+    await engine.release_admission(policy, second)
+    assert isinstance(await engine.check_admission(policy, second, **asked), RateExceeded)
+
+
+async def test_the_jitter_is_a_random_part_of_what_the_caller_allows(engine: CheckedEngine) -> None:
+    asked: dict[str, Any] = {"rate_limit": 1, "window": SECOND, "jitter": timedelta(days=1)}
+    policy = quota_policy_id_of("d48")
+    await engine.check_admission(policy, engine.mint_id(), **asked)
+    answers = [await engine.check_admission(policy, engine.mint_id(), **asked) for _ in range(10)]
+    waits = [one.retry_after for one in answers if isinstance(one, RateExceeded)]
+    assert len(waits) == 10
+    assert max(waits) - min(waits) > timedelta(minutes=1), "all of a day would come back together"
 
 
 async def test_a24_a_cap_is_a_cap_however_long_its_executions_run(engine: CheckedEngine, clock: Clock) -> None:

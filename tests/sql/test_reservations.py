@@ -82,6 +82,8 @@ async def test_more_than_fits_is_overrun(engine: ff.Engine) -> None:
     await engine.settle_usage(held.handle, other.reservation_id, {"t": 3})
     assert await numbers(engine, budget) == ({"t": 10}, {}, {"t": 4})
     assert (await status(engine, budget)).breach_count == 1
+    await engine.reset_budget(budget)
+    assert await numbers(engine, budget) == ({"t": 0}, {}, {})
 
 
 async def test_a_lowered_limit_does_not_take_back_what_was_held(engine: ff.Engine) -> None:
@@ -300,6 +302,20 @@ async def test_a_charge_of_an_earlier_period_stays_there(engine: ff.Engine, cloc
     await engine.reset_budget(budget)
     await engine.settle_usage(again.handle, reserved.reservation_id, {"t": 8})
     assert await numbers(engine, budget) == ({"t": 2}, {}, {})
+
+
+async def test_less_than_the_charge_of_an_earlier_period_takes_nothing_off_this_one(
+    engine: ff.Engine, clock: Clock
+) -> None:
+    budget = await make(engine, {"t": 10})
+    held = await started(engine)
+    reserved = await hold(engine, held, budget, place=PLACE)
+    await clock.advance(minutes=10)
+    again = await reclaimed(engine, held)
+    await engine.reset_budget(budget)
+    await admin(engine, budget, t=5)
+    await engine.settle_usage(again.handle, reserved.reservation_id, {"t": 2})
+    assert await numbers(engine, budget) == ({"t": 5}, {}, {})
 
 
 async def test_a_settled_reservation_is_found_settled(engine: ff.Engine, clock: Clock) -> None:

@@ -593,7 +593,9 @@ async def test_executions_behind_a_grant_that_lapsed_are_promoted_at_its_time(
     await engine.claim_for_worker(**WORKER)
     assert await engine.claim_for_worker(**B) == NoWork()
     assert await slots(engine, quota) == (1, 1)
-    await clock.advance(seconds=6)
+    await clock.advance(seconds=1)
+    assert (await engine.unblock_limited()).promoted == 0
+    await clock.advance(seconds=5)
     assert (await engine.unblock_limited()).promoted == 1
     assert await slots(engine, quota) == (0, 0)
 

@@ -40,7 +40,7 @@ async def taken(way: str, engine: ff.Engine, **who: str) -> list[ExecutionId]:
 
 
 @each("way", WAYS)
-async def test_d4_a_claim_locks_what_it_takes_and_nothing_else(stage: Stage, way: str) -> None:
+async def test_a_claim_locks_what_it_takes_and_nothing_else(stage: Stage, way: str) -> None:
     first, second = await stage.company(2)
     await stage.empty()
     made = [await submit(first, namespace="n") for _ in range(10)]
@@ -54,7 +54,7 @@ async def test_d4_a_claim_locks_what_it_takes_and_nothing_else(stage: Stage, way
 
 
 @each("way", WAYS)
-async def test_d6_and_d17_no_way_to_claim_passes_over_a_limit(engine: ff.Engine, way: str) -> None:
+async def test_no_way_to_claim_passes_over_a_limit(engine: ff.Engine, way: str) -> None:
     budget = await make(engine, {"a": 100, "b": 10})
     await engine.report_usage_admin(budget, dimensions=["b"], deltas=[10])
     quota = (await engine.create_quota_policy(name=way, max_concurrent=1)).quota_policy_id

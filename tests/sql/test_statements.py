@@ -9,10 +9,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 
 FUNCTION = re.compile(r"flowfabric\.(\w+)\(")
-COLUMN_LISTS = {"VERDICT", "CLAIMED"}
+COLUMN_LISTS = {"VERDICT", "CLAIMED", "EVENT"}
 CALLS = {
     name: text
     for name, text in vars(statements).items()
@@ -32,6 +32,17 @@ async def test_every_statement_fits_the_functions_it_calls(sql: asyncpg.Connecti
         columns = [attribute.name for attribute in prepared.get_attributes()]
         assert len(columns) == len(set(columns)), name
         assert "*" not in text.split(" from ")[0], name
+
+
+def test_events_are_read_by_position_in_the_order_of_their_columns() -> None:
+    names = statements.EVENT.split(", ")
+    row: dict[str, Any] = {name: f"the {name}" for name in names} | {"tags": '{"a": "b"}', "details": '{"c": 1}'}
+    found = rows.event(row, 7)
+    fields = {"id": "execution_id", "lane": "lane_id", "kind": "execution_kind"}
+    for name in set(names) - {"seq", "partition", "tags", "details", "log_epoch"}:
+        assert getattr(found, fields.get(name, name)) == f"the {name}"
+    assert (found.cursor.position, found.cursor.epoch) == ("the seq", 7)
+    assert (found.tags, found.details) == ({"a": "b"}, {"c": 1})
 
 
 async def test_every_function_open_to_workers_is_called(sql: asyncpg.Connection[Any]) -> None:

@@ -55,7 +55,7 @@ async def stopped_by(engine: ff.Engine, *digests: str, kinds: Any = None) -> ff.
 
 
 async def may_claim(engine: ff.Engine, *kinds: Any) -> list[bool]:
-    """Who would get the one execution there is; it is given back in between."""
+    """Which of them would get the only execution; it is given back in between."""
     found = []
     for each in kinds:
         claimed = await engine.claim(**WORKER, kinds=each)
@@ -196,7 +196,7 @@ async def test_an_operator_may_fail_it_and_replay_it(engine: CheckedEngine, sql:
     await engine.replay_execution(target)
     assert (await record_of(engine, target)).version == 1
     assert await may_claim(engine, OLD) == [False]
-    assert await may_claim(engine, {"test": Serves(versions=(1,), digest="new")}) == [True], "a replay is for everybody"
+    assert await may_claim(engine, {"test": Serves(versions=(1,), digest="new")}) == [True], "a replay runs on any code"
 
 
 async def test_an_operator_fails_only_what_was_stopped_and_not_claimed_since(

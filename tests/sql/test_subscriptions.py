@@ -1,4 +1,4 @@
-"""Subscriptions: every event once, in one order, from any cursor on, whatever commits when and whoever is slow."""
+"""Subscriptions: every event once, in one order, from any cursor on, in whichever order transactions commit."""
 
 from __future__ import annotations
 
@@ -323,7 +323,10 @@ async def test_an_event_whose_number_was_drawn_earlier_and_committed_later_is_no
 async def test_writers_that_end_in_any_order_lose_no_reader_an_event(
     database: str, sql: asyncpg.Connection[Any], plain: ff.Engine, seed: int
 ) -> None:
-    """Six writers of any isolation open, write, and commit or roll back at random; one reader pages and two follow."""
+    """Six writers of any isolation open, announce themselves, draw numbers, write, and commit or roll back at random.
+
+    One reader pages, two follow, and one follows, stops and continues with the cursor that it stored.
+    """
     chance = random.Random(seed)
     begin = cursor = await end_of_log(plain)
     followers = [
@@ -333,18 +336,30 @@ async def test_writers_that_end_in_any_order_lose_no_reader_an_event(
     writers = [await asyncpg.connect(database) for _ in range(6)]
     open_ones: dict[int, Any] = {}
     paged: list[EventCursor] = []
-    for _ in range(80):
+    resumed: list[EventCursor] = [begin]
+
+    async def resume(count: int) -> None:
+        async with await plain.follow(after=resumed[-1]) as events:
+            resumed.extend([(await anext(events)).cursor for _ in range(min(count, events.waiting))])
+
+    for _ in range(120):
         number = chance.randrange(6)
-        match chance.choice(("write", "write", "end", "read")):
-            case "write":
+        match chance.choice(("write", "write", "pause", "end", "read", "resume")):
+            case "write" | "pause" as what:
                 if number not in open_ones:
                     isolation = chance.choice(("read_committed", "repeatable_read", "serializable"))
                     open_ones[number] = writers[number].transaction(isolation=isolation)
                     await open_ones[number].start()
-                await write(writers[number], chance.choice(list(COLUMNS)))
+                if what == "pause":  # before it draws a number, or after one that no event gets
+                    draws = chance.choice(("null", "nextval('flowfabric.event_number')"))
+                    await writers[number].execute(f"select flowfabric.open_log(flowfabric.now()), {draws}")
+                else:
+                    await write(writers[number], chance.choice(list(COLUMNS)))
             case "end" if number in open_ones:
                 transaction = open_ones.pop(number)
                 await (transaction.rollback() if chance.random() < 0.2 else transaction.commit())
+            case "resume":
+                await resume(chance.randint(1, 4))
             case _:
                 page = await plain.read_events(after=cursor, limit=chance.randint(1, 4))
                 assert page.next_cursor is not None
@@ -360,6 +375,8 @@ async def test_writers_that_end_in_any_order_lose_no_reader_an_event(
         for row in await sql.fetch("select seq from flowfabric.event where seq > $1 order by seq", begin.position)
     ]
     assert paged == stored
+    await resume(1000)
+    assert resumed[1:] == stored
     end = await end_of_log(plain)
     assert [one.cursor for one in await drain(followers[0], end)] == stored
     part = (await plain.read_events(family=("completion", "signal"), after=begin, limit=1000)).items
@@ -625,6 +642,8 @@ async def test_a_thousand_subscriptions_leave_nothing_behind(plain: ff.Engine, s
         pytest.fail(f"still there: {asyncio.all_tasks() - tasks}")
     assert "flowfabric events" not in {task.get_name() for task in asyncio.all_tasks()}
     assert not any(plain.listener._waiters["events"] if plain.listener else ())
+    pool = plain._database._pool
+    await until(lambda: {connection for _, connection in pool._idle} == pool._open)
 
     async def is_awake() -> bool:
         return not await is_asleep(sql, plain.instance)

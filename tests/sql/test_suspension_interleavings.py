@@ -397,7 +397,7 @@ async def in_order(stage: Stage, party: Party, start: str, *operations: Operatio
 
 
 async def without_the_first(stage: Stage, party: Party, start: str, first: Operation, second: Operation) -> Any:
-    """What the second answers and leaves when the first never was. Asked for often, so it is kept."""
+    """What the second returns and leaves without the first. Kept, because many tests need it."""
     key = (stage.dsn, start, str({**first.fields, **second.fields}), first.after, second.name)
     if key not in _ALONE:
         case = await set_up(stage, party, start, first, second)

@@ -43,7 +43,7 @@ EXPECTED = {
     "waitpoint_closed", "waitpoint_not_pending",
 }  # fmt: skip
 STEPS = 120
-# Nobody here parks for a signal while he knows of one: whoever is parked has received none, at any moment.
+# No execution here parks for a signal while it has read one: a parked execution has received none, at any moment.
 MISSED = """
 select p.waitpoint_id, p.signal_count from flowfabric.waiter w
 join flowfabric.execution e on e.partition = w.partition and e.id = w.id and e.is_parked

@@ -543,7 +543,7 @@ async def test_a_kid_verifies_through_the_last_instant_of_its_grace(
     await advance(still, TICK)
     assert await refused(engine, at) == "token_expired"
     assert [one.kid for one in (await engine.list_waitpoint_hmac_kids()).verifying] == ["k1"]
-    # Who has no right token is not told that the key is over.
+    # A sender without the right token does not learn that the key has expired.
     assert await refused(engine, at, f"a:{'0' * 64}") == "invalid_token"
     sibling = await spot(engine, at.claimed)
     assert await refused(engine, sibling, at.text) == "invalid_token"

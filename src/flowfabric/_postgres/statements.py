@@ -37,7 +37,7 @@ _INFO = (
     " lease_lost, attempts, attempt_index, created_at, started_at, completed_at, flow_id, node, parent_id, arguments,"
     " version, stops, forked_from, forked_before"
 )
-_EVENT = (
+EVENT = (
     "seq, occurred_at, partition, id, flow_id, namespace, tags, lease_type, outcome, operator_type, signal_effect,"
     " worker_type, lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason, revoked_by,"
     " details, parent_id, lane, kind, actor, log_epoch"
@@ -498,8 +498,8 @@ SKIP_SCHEDULE = _rows("advance_schedule", "$1, $2, $3, null", "moved")
 
 # Events
 
-READ_EVENTS = _rows("read_events", 11, f"{_EVENT}, at_end, is_busy")
-LIST_EVENTS = _rows("list_events", 6, _EVENT)
+READ_EVENTS = _rows("read_events", 11, f"{EVENT}, at_end, is_busy")
+LIST_EVENTS = _rows("list_events", 6, EVENT)
 COUNT_EVENTS = _rows(
     "count_events", 2, "seq, lease_type, outcome, operator_type, signal_effect, worker_type, n, log_epoch"
 )

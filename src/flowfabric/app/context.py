@@ -584,7 +584,7 @@ class Waitpoint(WaitpointFacts, Generic[T]):
 class SpendFacts:
     """Amounts that are held while a block runs."""
 
-    __slots__ = ("_amounts", "_budgets", "_held", "_name", "_on_lost", "_scope", "_settled", "used")
+    __slots__ = ("_amounts", "_budgets", "_held", "_is_open", "_name", "_on_lost", "_scope", "_settled", "used")
 
     def __init__(
         self, scope: Scope, amounts: dict[str, int], budgets: Collection[str] | None, on_lost: OnLost, name: str
@@ -595,6 +595,7 @@ class SpendFacts:
         self._on_lost: OnLost = on_lost
         self._name = name
         self._held: Reserved | None = None
+        self._is_open = False
         self._settled: dict[str, int] | None = None
         self.used: Used | None = None  # after the block, if it settled
 
@@ -609,7 +610,12 @@ class SpendFacts:
         return self._held is not None and self._held.state == "settled"
 
     def settle(self, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> None:
-        """Say what was really used; it is counted at the end of the block. The last call decides."""
+        """Say what was really used; it is counted at the end of the block. The last call decides.
+
+        Outside of the block it is refused: nothing would count it.
+        """
+        if not self._is_open:
+            raise InvalidInput("outside of its block", field="settle", allowed="inside `with ctx.spend(...)`")
         self._settled = amounts_of(amounts, dimensions, "settle")
 
     def __repr__(self) -> str:
@@ -624,12 +630,14 @@ class Spend(SpendFacts):
 
     async def __aenter__(self) -> Spend:
         self._held = await self._scope.reserve_usage(self._amounts, self._budgets, self._name, self._on_lost)
+        self._settled, self._is_open = None, True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held = self._held
+        self._is_open = False
         # A handler that is stopped leaves its reservation to the engine: with the lease it is given back or charged.
         is_stopped = self._scope.is_cancelled or self._scope.is_parked or self._scope.unwound_at is not None
         if held is None or is_stopped:

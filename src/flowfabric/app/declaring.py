@@ -75,7 +75,13 @@ async def _store_budget(engine: Engine, spec: BudgetSpec) -> bool:
     )
     if isinstance(made, BudgetCreated):
         return True
-    before = await engine.get_budget_status(budget_id_of(spec.name))
+    if made.budget_id != budget_id_of(spec.name):
+        raise InvalidInput(
+            f"the budget {spec.name!r} is stored with an id of its own: {made.budget_id}",
+            field="name",
+            allowed="a budget of another name",
+        )
+    before = await engine.get_budget_status(made.budget_id)
     await engine.update_budget(
         before.budget_id,
         # A dimension that is not declared any more has no limit.

@@ -36,6 +36,7 @@ from flowfabric.bridges._submission import AsyncConnection, SyncConnection
 from flowfabric.client import node_arguments
 from flowfabric.client.flow_run import FlowRun
 from flowfabric.client.in_transaction import submit_flow_in
+from flowfabric.client.limits import flow_kind
 from flowfabric.client.submission import Submission, Submittable, TypedTask, check_task, new_submission
 from flowfabric.contracts.json_types import ENCODER
 from flowfabric.errors import InvalidInput
@@ -433,7 +434,7 @@ class Flow:
                 plain = ENCODER.encode(entry.given)
             payload, encoding = task.codecs.seal(plain, ids[name])
             hooks = task.hooks(submission.options, nested=True)
-            limits = task.limit_names.limits(submission.options)
+            limits = task.limit_names.limits(submission.options, task.name, flow_kind(self))
             first = None if nodes else self.budget
             item = submission.options.item(task.name, payload, encoding, hooks=hooks, limits=limits, flow_budget=first)
             needed = {node for value in entry.wanted.values() for node in references(value)}

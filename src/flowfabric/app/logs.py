@@ -20,7 +20,7 @@ class EmitHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Emit one record, if a task logs it."""
         scope = current.handled.get()
-        # What the worker logs about sending frames must not become frames.
+        # Log lines of the worker about sending frames must not become frames.
         if scope is None or (record.name.startswith(_OWN) and record.name != _OF_TASKS):
             return
         try:

@@ -393,12 +393,14 @@ class SyncSpend(SpendFacts):
         self._held = self._scope.in_thread(
             self._scope.reserve_usage(self._amounts, self._budgets, self._name, self._on_lost)
         )
+        self._settled, self._is_open = (None, True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held = self._held
+        self._is_open = False
         is_stopped = self._scope.is_cancelled or self._scope.is_parked or self._scope.unwound_at is not None
         if held is None or is_stopped:
             return

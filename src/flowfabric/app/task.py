@@ -157,18 +157,23 @@ class Task(Generic[P, R]):
 
         `nested`: it is a member of a flow, or a handler submits it.
         """
+        found = {HOOKS[field]: hook_spec(task) for field, task in self.hook_tasks(options, nested=nested).items()}
+        return ENCODER.encode(found).decode() if found else None
+
+    def hook_tasks(self, options: Options, *, nested: bool) -> dict[str, Task[Any, Any]]:
+        """Return the tasks that `hooks` writes, by option: `on_failure`, `on_escalate`."""
         app = self.app
         if options.on_failure is options.on_escalate is UNSET is app.on_failure is app.on_escalate:
-            return None
-        found: dict[str, Any] = {}
-        for field, what in HOOKS.items():
+            return {}
+        found: dict[str, Task[Any, Any]] = {}
+        for field in HOOKS:
             chosen = getattr(options, field)
             if chosen is UNSET:
                 chosen = UNSET if nested and not app.everywhere else getattr(app, field)
             task = None if chosen is UNSET or chosen is None else app.hook(chosen, field)
             if task is not None and task.name != self.name:  # never for hooks themselves
-                found[what] = hook_spec(task)
-        return ENCODER.encode(found).decode() if found else None
+                found[field] = task
+        return found
 
     @property
     def limit_names(self) -> LimitNames:

@@ -47,7 +47,7 @@ _SHOWN = 1000
 def add_commands(app: typer.Typer, noun: str, find: Callable[[Engine, str], Awaitable[UUID]]) -> None:
     """Add `bind` and `unbind` to the commands of a limit; `find` returns the limit of a name."""
 
-    @app.command(help=f"Give the {noun} to all that is submitted from now on with everything that the options say.")
+    @app.command(help=f"Give the {noun} to all submissions from now on that match every option.")
     def bind(
         name: Name,
         lane: Lane = None,
@@ -70,7 +70,7 @@ def add_commands(app: typer.Typer, noun: str, find: Callable[[Engine, str], Awai
 
         ask(dsn, work)
 
-    @app.command(help=f"Remove a binding with exactly these options. What was submitted keeps the {noun}.")
+    @app.command(help=f"Remove a binding with exactly these options. Existing executions keep the {noun}.")
     def unbind(
         name: Name,
         lane: Lane = None,

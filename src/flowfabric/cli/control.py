@@ -180,7 +180,7 @@ def fork(
         typer.Option(
             "--before",
             metavar="STEP",
-            help="Keep the steps recorded before this one. Default: all of them.",
+            help="Keep the steps recorded before this one, for example 'draft #2', as in `show`. Default: all.",
             show_default=False,
         ),
     ] = None,

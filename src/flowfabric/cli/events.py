@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowfabric.cli import _output
+from flowfabric.cli import _output, _waiting
 from flowfabric.cli._database import ask, resolve, resolve_flow
 from flowfabric.cli._options import Dsn, Json, Namespace, parse_moment, parse_pair
 from flowfabric.contracts import json_form
@@ -166,11 +166,17 @@ class _Page:
 
 def _parts(event: Event) -> list[str]:
     """One event in one line: when, what, of what, and why."""
-    words = [word for word in (event.outcome, event.operator_type, event.signal_effect, event.worker_type) if word]
+    words = [word for word in (event.outcome, event.operator_type) if word]
+    if event.signal_effect:
+        words.append("signal")
+    if event.worker_type:
+        words.append(f"worker {event.worker_type}")
     if not words and event.lease_type:
         words = [f"lease {event.lease_type}"]
     subject: Any = event.execution_id or event.flow_id or event.worker_instance_id or _limit_of(event)
     reason = event.reason if event.outcome is None else None
+    if event.signal_effect:
+        reason = _waiting.effect(event.signal_effect)
     who = (
         event.worker_instance_id
         if event.worker_type is None and event.lease_type in ("acquired", "reclaimed")
@@ -178,7 +184,7 @@ def _parts(event: Event) -> list[str]:
     )
     return [
         _output.when(event.occurred_at),
-        f"{' '.join(words):<18}",
+        f"{' '.join(words):<21}",
         str(subject),
         _output.printable(event.execution_kind or ""),
         _output.printable(who or ""),

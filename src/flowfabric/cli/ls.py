@@ -163,6 +163,7 @@ async def _held(
         for each in found:
             _output.say(str(each.execution_id))
     elif found:
+        is_keyed = any(one.key for one in limits)
         _output.table(
             [
                 Column("ID"), Column("KIND", cut=12), Column("LANE", cut=8, drop=2), Column("KEY", cut=10, drop=1),
@@ -170,8 +171,8 @@ async def _held(
             ],
             [
                 (
-                    each.execution_id, each.execution_kind, each.lane_id, each.key, each.blocked_at, each.retry_at,
-                    needs(each.needs),
+                    each.execution_id, each.execution_kind, each.lane_id, each.key if is_keyed else "",
+                    each.blocked_at, each.retry_at, needs(each.needs),
                 )
                 for each in found
             ],
@@ -191,7 +192,7 @@ async def _held_page(engine: Engine, limit_id: UUID, wanted: Filter, cursor: str
 def _pages(
     engine: Engine, wanted: Filter, *, tree: bool
 ) -> Callable[[Any, int], Awaitable[Page[ExecutionInfo, Place]]]:
-    # Whatever a filter finds is the top of a tree; without one, only executions that no handler submitted are.
+    # With a filter, each match is the top of a tree; without one, only executions that no handler submitted are.
     return Roots(engine, wanted).page if tree and not wanted else partial(wanted.page, engine)
 
 

@@ -127,7 +127,16 @@ def show(name: Name, wide: Wide = False, json: Json = False, dsn: Dsn = None) ->
             _output.heading("Waiting for it, first in line first")
             _output.table(
                 ["ID", Column("KIND", cut=12), Column("KEY", cut=12, drop=2), "SINCE", Column("NEXT TRY", drop=1)],
-                [(each.execution_id, each.execution_kind, each.key, each.blocked_at, each.retry_at) for each in held],
+                [
+                    (
+                        each.execution_id,
+                        each.execution_kind,
+                        each.key if one.key else "",
+                        each.blocked_at,
+                        each.retry_at,
+                    )
+                    for each in held
+                ],
                 wide=wide,
             )
 

@@ -63,14 +63,14 @@ class BulkSubmitting(Submitting):
         if is_plain and known.codecs.is_plain and not any(isinstance(one, Submission) for one in given):
             encode = known.signature.encode
             payloads = [encode(one if isinstance(one, tuple) else (one,), {}) for one in given]
-            await learn(self.engine, [(known.limit_names, chosen)])
+            await learn(self.engine, [Submission(task=known, options=chosen)])
             alike = await self._create_alike(
                 chosen.item(
                     known.name,
                     b"",
                     None,
                     hooks=known.hooks(chosen, nested=False),
-                    limits=known.limit_names.limits(chosen),
+                    limits=known.limit_names.limits(chosen, known.name),
                 ),
                 payloads,
             )
@@ -82,7 +82,7 @@ class BulkSubmitting(Submitting):
             else Submission(task=known, args=one if isinstance(one, tuple) else (one,), options=chosen)
             for one in given
         ]
-        await learn(self.engine, [(one.task.limit_names, one.options) for one in submissions])
+        await learn(self.engine, submissions)
         items = [one.item() for one in submissions]
         if not is_plain:
             return [await self.send(one) for one in submissions]

@@ -188,6 +188,11 @@ class Follower:
         return self._page
 
     @property
+    def is_over(self) -> bool:
+        """Whether the page that was read last is empty, and no frame will follow."""
+        return not self._page.frames and self._is_over(self._page)
+
+    @property
     def cursor(self) -> str:
         """The position after the last item."""
         return run_cursor(self._index, self._position, self._number)

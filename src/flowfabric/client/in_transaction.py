@@ -12,7 +12,7 @@ from flowfabric.bridges._submission import Driver, Transaction, at_once, driver_
 from flowfabric.client.connector import Connector, Graph
 from flowfabric.client.creating import around, create, made, through
 from flowfabric.client.flow_run import FlowRun
-from flowfabric.client.limits import learn, learn_of_flow
+from flowfabric.client.limits import learn, learn_of_flow, may_have_limits
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission
 from flowfabric.errors import InvalidInput
@@ -28,8 +28,8 @@ def submit_in(app: Connector, connection: Any, submission: Submission) -> Any:
 
     async def final(changed: Submission) -> Run[Any]:
         transaction = Transaction(driver)
-        if changed.options.names_limits:
-            await learn(transaction, [(changed.task.limit_names, changed.options)])
+        if may_have_limits(changed):
+            await learn(transaction, [changed])
         return made(app, changed, await create(transaction, changed.item(), changed.options))
 
     async def submit() -> Run[Any]:

@@ -7,15 +7,16 @@ once per process, in one call for all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from msgspec import UNSET
 
 from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.values.binding import is_bound
 from flowfabric.values.budget import BudgetStatus, budget_id_of
 from flowfabric.values.ids import BudgetId, ExecutionId, QuotaPolicyId
-from flowfabric.values.options import Options, meant
+from flowfabric.values.options import DEFAULT_LANE, Options, meant
 from flowfabric.values.quota import quota_policy_id_of
 from flowfabric.values.spending import NO_LIMITS, BudgetSpec, FoundLimit, Limits, QuotaSpec, changes_of
 
@@ -38,19 +39,59 @@ class LimitNames:
         self.quotas: dict[str, QuotaSpec] = {}
         self._found: dict[tuple[str, str], FoundLimit] = {}
 
-    def limits(self, options: Options, *, are_stored: bool = True) -> Limits:
+    def limits(
+        self, options: Options, kind: str | None = None, flow: str | None = None, *, are_stored: bool = True
+    ) -> Limits:
         """Return the limits that options name; `InvalidInput` for a name that is not known.
 
+        With the kind of a submission, and of its flow if it is a node: also those that the app binds to it and that
+        are not stored yet. Once they are, the database adds them.
         `are_stored=False`: they are for later, when a worker has stored what the app declares.
         """
-        if not options.names_limits:
+        bound_budgets, bound_quotas = self._bound(options, kind, flow)
+        if not options.names_limits and not bound_budgets and not bound_quotas:
             return NO_LIMITS
         budgets = () if options.budgets is UNSET else options.budgets
         quotas = () if options.quotas is UNSET else options.quotas
+        for name in bound_quotas:
+            self._refuse_keyed(name, self.quotas[name].key)
         return Limits(
-            tuple(BudgetId(self.budget(name)) for name in budgets),
-            tuple(QuotaPolicyId(self._quota(name, options.tags, are_stored=are_stored)) for name in quotas),
+            tuple(dict.fromkeys(BudgetId(self.budget(name)) for name in (*budgets, *bound_budgets))),
+            tuple(
+                dict.fromkeys(
+                    [
+                        *(QuotaPolicyId(self._quota(name, options.tags, are_stored=are_stored)) for name in quotas),
+                        *(QuotaPolicyId(quota_policy_id_of(name)) for name in bound_quotas),
+                    ]
+                )
+            ),
         )
+
+    @property
+    def has_bindings(self) -> bool:
+        """Whether the app binds limits to scopes."""
+        return any(one.bind for declared in (self.budgets, self.quotas) for one in declared.values())
+
+    def _bound(self, options: Options, kind: str | None, flow: str | None) -> tuple[list[str], list[str]]:
+        """Return the budgets and quotas that the app binds to a submission, without those that were found."""
+        if kind is None:
+            return [], []
+        scope: dict[str, Any] = {
+            "lane": DEFAULT_LANE if options.lane is UNSET else options.lane,
+            "kind": kind,
+            "namespace": "" if options.namespace is UNSET else options.namespace,
+            "tags": options.tags,
+            "flow": flow,
+        }
+
+        def chosen(what: str, declared: Mapping[str, BudgetSpec | QuotaSpec]) -> list[str]:
+            return [
+                name
+                for name, one in declared.items()
+                if one.bind and (what, name) not in self._found and any(is_bound(bind, **scope) for bind in one.bind)
+            ]
+
+        return chosen("budget", self.budgets), chosen("quota", self.quotas)
 
     def budget(self, name: str) -> UUID:
         """Return the id of a budget."""
@@ -66,13 +107,18 @@ class LimitNames:
                 field="tags",
                 allowed=f"tags with {key!r}",
             )
-        if are_stored and key is not None and ("quota", name) not in self._found:
+        if are_stored and ("quota", name) not in self._found:
+            self._refuse_keyed(name, key)
+        return quota_policy_id_of(name) if found is None else found.id
+
+    @staticmethod
+    def _refuse_keyed(name: str, key: str | None) -> None:
+        if key is not None:
             raise InvalidInput(
                 f"the quota {name!r} is declared but not stored, and would count without its key {key!r}",
                 field="quotas",
                 allowed="after `await app.prepare()`, or once a worker of the app has started",
             )
-        return quota_policy_id_of(name) if found is None else found.id
 
     def _stored(self, what: str, name: str) -> FoundLimit:
         found = self._found.get((what, name))
@@ -86,17 +132,27 @@ class LimitNames:
             )
         return found
 
-    def unknown(self, options: Options) -> tuple[list[str], list[str]]:
-        """Return the budgets and quotas that options name and that have to be looked up."""
+    def unknown(
+        self, options: Options, kind: str | None = None, flow: str | None = None
+    ) -> tuple[list[str], list[str]]:
+        """Return the budgets and quotas of a submission that have to be looked up: see `limits`."""
         budgets = () if options.budgets is UNSET else options.budgets
         quotas = () if options.quotas is UNSET else options.quotas
+        bound_budgets, bound_quotas = self._bound(options, kind, flow)
         return (
-            [name for name in budgets if name not in self.budgets and ("budget", name) not in self._found],
-            # What a keyed one counts by is decided when the submission is stored: it must be known there.
             [
-                name
-                for name in quotas
-                if ("quota", name) not in self._found and (name not in self.quotas or self.quotas[name].key is not None)
+                *(name for name in budgets if name not in self.budgets and ("budget", name) not in self._found),
+                *bound_budgets,
+            ],
+            # The key of a keyed one is read when the submission is stored: the policy must be stored before.
+            [
+                *(
+                    name
+                    for name in quotas
+                    if ("quota", name) not in self._found
+                    and (name not in self.quotas or self.quotas[name].key is not None)
+                ),
+                *bound_quotas,
             ],
         )
 
@@ -111,9 +167,27 @@ class LimitNames:
         return next(declared, None) or next(stored, None)
 
 
-async def learn(source: Source, named: Iterable[tuple[LimitNames, Options]]) -> None:
-    """Look up the names that options use and no app declares, in one call."""
-    wanted = [(names, *names.unknown(options)) for names, options in named if options.names_limits]
+def may_have_limits(submission: Submission) -> bool:
+    """Whether a submission or the task of a hook names limits, or the app binds some."""
+    task, options = submission.task, submission.options
+    return (
+        options.names_limits
+        or task.limit_names.has_bindings
+        or any(hook.defaults.names_limits for hook in task.hook_tasks(options, nested=False).values())
+    )
+
+
+async def learn(source: Source, submissions: Iterable[Submission], flow: str | None = None) -> None:
+    """Look up the limits of submissions that this process does not know yet, in one call. `flow`: they are nodes."""
+    wanted = [one for one in submissions if may_have_limits(one)]
+    hooks = [hook for one in wanted for hook in one.task.hook_tasks(one.options, nested=False).values()]
+    unknown = [(one.task.limit_names, one.task.limit_names.unknown(one.options, one.kind, flow)) for one in wanted]
+    await look_up(source, unknown + [(hook.limit_names, hook.limit_names.unknown(hook.defaults)) for hook in hooks])
+
+
+async def look_up(source: Source, unknown: Iterable[tuple[LimitNames, tuple[list[str], list[str]]]]) -> None:
+    """Look up budgets and quotas by name, in one call."""
+    wanted = [(names, budgets, quotas) for names, (budgets, quotas) in unknown if budgets or quotas]
     budgets = sorted({name for _, some, _ in wanted for name in some})
     quotas = sorted({name for _, _, some in wanted for name in some})
     if budgets or quotas:
@@ -139,11 +213,23 @@ async def raise_owned(
     return await engine.update_budget(owned.budget_id, raise_by=changes)
 
 
-class _Nodes(Protocol):
+class _Flow(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def grows(self) -> UUID | None: ...
+
+
+class _Nodes(_Flow, Protocol):
     def submissions(self) -> dict[str, Submission]: ...
+
+
+def flow_kind(flow: _Flow) -> str | None:
+    """Return the kind of a flow; None if it grows, and was given one before."""
+    return flow.name if flow.grows is None else None
 
 
 async def learn_of_flow(source: Source, flow: _Nodes, changed: Mapping[str, Submission] | None) -> None:
     """The same for the nodes of a flow; `changed` are their submissions after the middleware."""
-    submissions = (changed or flow.submissions()).values()
-    await learn(source, [(one.task.limit_names, one.options) for one in submissions])
+    await learn(source, (changed or flow.submissions()).values(), flow_kind(flow))

@@ -46,6 +46,9 @@ class Submittable(Protocol[R_co]):
     def hooks(self, options: Options, *, nested: bool) -> str | None:
         """The JSON of the tasks to submit when an execution with these options fails or is escalated."""
 
+    def hook_tasks(self, options: Options, *, nested: bool) -> Mapping[str, Submittable[Any]]:
+        """The tasks that `hooks` writes, by option."""
+
     @property
     def limit_names(self) -> LimitNames:
         """The budgets and quotas that the app knows by name."""
@@ -91,7 +94,7 @@ class Submission(Struct, frozen=True, kw_only=True):
         """
         task = self.task
         hooks = task.hooks(self.options, nested=nested)
-        limits = task.limit_names.limits(self.options)
+        limits = task.limit_names.limits(self.options, task.name if bound else None)
         plain = task.signature.encode(self.args, self.kwargs)
         if not bound or not task.codecs.binds:
             payload, encoding = task.codecs.seal(plain, None)

@@ -11,7 +11,7 @@ from flowfabric.client import creating, current
 from flowfabric.client.base import ClientBase
 from flowfabric.client.connector import Graph
 from flowfabric.client.flow_run import FlowRun
-from flowfabric.client.limits import learn, learn_of_flow
+from flowfabric.client.limits import learn, learn_of_flow, may_have_limits
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission, Submittable, TypedTask, check_task, new_submission
 from flowfabric.errors import NotFound
@@ -54,8 +54,8 @@ class Submitting(ClientBase):
         return creating.around(self._connector, final)
 
     async def _send(self, submission: Submission) -> Run[Any]:
-        if submission.options.names_limits:
-            await learn(self.engine, [(submission.task.limit_names, submission.options)])
+        if may_have_limits(submission):
+            await learn(self.engine, [submission])
         return self._made(submission, await self.create(submission.item(), submission.options))
 
     def _made(self, submission: Submission, verdict: Created | Duplicate) -> Run[Any]:

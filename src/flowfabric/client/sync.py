@@ -714,7 +714,7 @@ class Client:
         """Cancel an execution, whatever it is doing. Cancelling it again changes nothing.
 
         Tasks and flows that its handler submitted are cancelled with it, and theirs, unless `keep_children`. If there
-        are many, a worker cancels the rest after this call. What a task submitted and cancels itself stays cancelled
+        are many, a worker cancels the rest after this call. Children that a task cancels itself stay cancelled
         when that task is replayed.
         """
         self._portal.call(self._client.cancel(execution_id, reason, keep_children=keep_children))
@@ -732,9 +732,9 @@ class Client:
     ) -> SyncRun[Any]:
         """Start a new execution with the steps that another one recorded before a step; it runs the rest.
 
-        `before` is the step's name, or the name and how often it was used before; None keeps every step. `payload`
-        replaces arguments by name, and the others stay. The other one is not changed. `InvalidInput` if the step was
-        never recorded, or an argument does not fit the task.
+        `before` is the step's name as `flowfabric show` lists it, such as `draft #2`, or the name and how often it was
+        used before; None keeps every step. `payload` replaces arguments by name, and the others stay. The other one is
+        not changed. `InvalidInput` if the step was never recorded, or an argument does not fit the task.
         """
         return SyncRun(self._portal, self._portal.call(self._client.fork(execution_id, before=before, payload=payload)))
 

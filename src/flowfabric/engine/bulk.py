@@ -19,7 +19,7 @@ from flowfabric.values.state import State
 CHUNK = 200
 _COUNTED = 10_000
 _SAMPLE = 10
-# What a job is about if its filter names no state. Cancelled executions were cancelled on purpose.
+# The states of a job whose filter names none. Cancelled executions were cancelled on purpose.
 _STATES = {
     BulkOperation.CANCEL: tuple(state for state in State if not state.is_terminal),
     BulkOperation.REPLAY: (State.FAILED, State.EXPIRED),

@@ -23,6 +23,7 @@ from flowfabric.values.page import ScannerFilter
 
 _T = TypeVar("_T")
 Handler = Callable[[Any, Sequence[Any]], Awaitable[None]]
+_MOST_FILTER = 4000  # bytes; the database takes 4,096, with its own spaces
 _ENDED = "the function ended the transaction that it was called in"
 
 
@@ -58,11 +59,14 @@ class Consumers(Events):
         """
         chosen = choice_of(families, filter, heartbeats=heartbeats)
         position = (None, None) if start is None else check_cursor(start)
+        stored = to_json(_stored(chosen))
+        if len(stored.encode()) > _MOST_FILTER:
+            raise InvalidInput("too long to be stored", field="filter", allowed=f"{_MOST_FILTER:,} bytes as JSON")
         row = await self._row(
             statements.REGISTER_CONSUMER,
             _name(name),
             chosen.families,
-            to_json(_stored(chosen)),
+            stored,
             *position,
             redefine,
             repeatable=True,
@@ -97,7 +101,7 @@ class Consumers(Events):
                     async with connection.transaction(isolation="read_committed"):
                         return await self._consume(connection, known, handle, make, size, ms, takes)
                 except _Raised as raised:
-                    # Whatever a function raises without its connection, the reason is that it is lost.
+                    # An error that a function raises without its connection comes from the loss of the connection.
                     failed, is_lost = raised.error, connection.is_closed()
                 except Exception as error:
                     failed, is_lost = error, isinstance(error, LOST)

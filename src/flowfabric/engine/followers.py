@@ -116,7 +116,8 @@ class Subscription(Generic[T_co]):
             if self._buffer:
                 event = self._buffer.popleft()
                 self._yielded = event.cursor
-                self._told = event.cursor.position, time.monotonic()
+                if self._checkpoints:
+                    self._told = event.cursor.position, time.monotonic()
                 return self._make(event)
             if self._is_closed:
                 raise StopAsyncIteration

@@ -141,10 +141,10 @@ class LimitLookups(Operations):
         await self._fetch(statements.NOTE_DECLARED_LIMITS, names, words, repeatable=True)
 
     async def bind_limit(self, limit_id: UUID, bind: Bind, *, is_declared: bool = False) -> bool:
-        """Give a budget or quota to all that is submitted from now on with this scope. False if it was bound before.
+        """Give a budget or quota to all submissions of this scope from now on. False if it was bound before.
 
-        What exists keeps the limits it has. `is_declared`: the code of an app says so, and removes it when it does not
-        say so any more.
+        Existing executions keep their limits. `is_declared`: the code of an app declares it, and removes it when it no
+        longer does.
         """
         target = parse_uuid(limit_id, "limit_id")
         row = await self._row(statements.BIND_LIMIT, target, *_scope(bind), bool(is_declared), repeatable=True)
@@ -159,7 +159,7 @@ class LimitLookups(Operations):
         return bool(row["code"] == "bound")
 
     async def unbind_limit(self, limit_id: UUID, bind: Bind) -> bool:
-        """Remove a binding; False if there was none. What was submitted keeps its limits."""
+        """Remove a binding; False if there was none. Existing executions keep their limits."""
         target = parse_uuid(limit_id, "limit_id")
         row = await self._row(statements.UNBIND_LIMIT, target, *_scope(bind), repeatable=True)
         return bool(row["existed"])

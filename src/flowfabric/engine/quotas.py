@@ -88,7 +88,7 @@ class Quotas(Operations):
         jitter: timedelta | None = None,
         updated_at: datetime | None = None,
     ) -> None:
-        """Change the numbers of a policy. What they have room for now becomes claimable; running executions stay.
+        """Change the numbers of a policy. Executions that fit now become claimable; running ones stay.
 
         With `updated_at`, that of the policy as it was read, nothing changes if it was changed since: `Contention`
         (`stale_definition`).

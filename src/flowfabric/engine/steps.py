@@ -71,7 +71,7 @@ class Steps(Operations):
         priority and policy of the other one, and its payload unless one is given; no idempotency key, flow, parent or
         deadline. Results of children are remembered; submissions without a recorded result are made again, waits are
         asked again. The other one, ended or running, is not changed. `NotFound` if it does not exist, `InvalidInput` if
-        the step was never recorded.
+        the step was never recorded, `Conflict` if an execution has `new_id` already.
         """
         target = parse_execution_id(execution_id)
         name, n = (None, 0) if before_step is None else _checked_step(before_step)
@@ -107,6 +107,8 @@ class Steps(Operations):
                 )
             case "lane_closed":
                 raise StateError("lane_closed", f"the lane {row['detail']} accepts no new executions")
+            case "id_exists":
+                raise Conflict("duplicate_submission", f"an execution {made} exists", existing=made, execution_id=made)
         raise NotFound("execution", target)
 
     def _minted(self) -> ExecutionId:

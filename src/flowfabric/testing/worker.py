@@ -230,7 +230,7 @@ class KitWorker(Worker):
         raise Reject(message)
 
     async def twice(self, running: Running, proceed: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the handler to its end, then once more with all its steps recorded; it must end the same way."""
+        """Run the handler to its end, then again with all its steps recorded; it must end the same way."""
         error: Exception | None = None
         value: Any = None
         try:

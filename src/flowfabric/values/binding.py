@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final, Literal
 from uuid import UUID
@@ -56,6 +57,16 @@ class Bind(Struct, frozen=True, kw_only=True):
             ("flow", self.flow),
         ]
         return ", ".join(f"{name} {value}" for name, value in parts if value is not None)
+
+
+def is_bound(
+    bind: Bind, *, lane: str, kind: str, namespace: str, tags: Mapping[str, str] | None, flow: str | None
+) -> bool:
+    """Whether a submission is in the scope of a binding, as the function `bind_items` of the database says."""
+    wanted = ((bind.lane, lane), (bind.kind, kind), (bind.namespace, namespace), (bind.flow, flow))
+    return all(part is None or part == given for part, given in wanted) and (
+        bind.tag is None or (tags or {}).get(bind.tag[0]) == bind.tag[1]
+    )
 
 
 class Binding(Struct, frozen=True, kw_only=True):

@@ -207,7 +207,7 @@ def moment(value: object, field: str, allowed: str = "an aware datetime") -> dat
 def instant(value: object, field: str) -> tuple[datetime | None, int | None]:
     """Return a time as (absolute, None), a duration from the database's now as (None, milliseconds).
 
-    A time that has passed is allowed in both forms: what waits for it is due at once.
+    A time that has passed is allowed in both forms: a wait for it ends at once.
     """
     if value is None:
         return None, None

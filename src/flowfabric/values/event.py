@@ -23,7 +23,7 @@ _WITH_EPOCH = struct.Struct(">BqI")
 _WITHOUT_EPOCH = struct.Struct(">Bq")
 
 
-class EventCursor(Struct, frozen=True):
+class EventCursor(Struct, frozen=True, gc=False):
     """A position in the event log; the default is its beginning. Store it as `encode()`, or as `str(cursor)`.
 
     `epoch` says which log: after a restore or failover the deployment writes another, which shares the beginning of the
@@ -174,7 +174,7 @@ class OperatorEvent(_Envelope, frozen=True, kw_only=True):
 
 
 class RegistryEvent(_Envelope, frozen=True, kw_only=True):
-    """A worker registered, was marked dead, or was swept (ttl_swept); heartbeats only for who asks for them."""
+    """A worker registered, was marked dead, or was swept (ttl_swept); heartbeats only on request."""
 
     event_type: str
     worker_id: str | None = None

@@ -62,6 +62,9 @@ class OptionNames(TypedDict, total=False):
     inherit_budgets: bool
 
 
+DEFAULT_LANE = "default"
+
+
 class HookTask(Protocol):
     """A task, as an option that names one sees it."""
 
@@ -80,7 +83,7 @@ class Options(Struct, frozen=True, kw_only=True):
     expires, `on_escalate` with an `ff.Escalation` when a wait with `on_timeout="escalate"` times out.
     `detached`: submitted by a handler it is not its child: it is not cancelled with it, and not kept for it.
     `budgets` and `quotas` are the names of limits that apply to it; `budget` is one of its own, for this execution and
-    everything that it submits. What a handler submits has the budgets of its execution too, unless it is detached or
+    everything that it submits. Submissions of a handler have the budgets of its execution too, unless it is detached or
     `inherit_budgets` is False.
     """
 
@@ -239,7 +242,7 @@ class Options(Struct, frozen=True, kw_only=True):
         delay, deadline = _given(self.delay), _given(self.deadline)
         return NewExecution(
             execution_kind=kind,
-            lane_id="default" if self.lane is UNSET else self.lane,
+            lane_id=DEFAULT_LANE if self.lane is UNSET else self.lane,
             namespace="" if self.namespace is UNSET else self.namespace,
             input_payload=payload,
             payload_encoding=encoding,

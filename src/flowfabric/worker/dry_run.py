@@ -1,7 +1,7 @@
 """A dry run: handlers of waiting executions against what they recorded.
 
-The handler runs from the top, and its requests are answered from the record. The first one that is not recorded ends
-the run, before anything is called, recorded, leased or submitted. Code between the requests does run.
+The handler runs from the top and gets its results from the record. The first request that is not recorded ends the
+run, before anything is called, recorded, leased or submitted. Code between the requests does run.
 """
 
 from __future__ import annotations

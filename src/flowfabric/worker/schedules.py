@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from flowfabric._duties import Duty
-from flowfabric.client.limits import learn
+from flowfabric.client.limits import look_up
 from flowfabric.contracts.codecs import CannotDecode
 from flowfabric.engine import Engine
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, InvalidInput, NotFound
@@ -138,7 +138,7 @@ async def declare(engine: Engine, app: App) -> None:
 
 async def store(engine: Engine, spec: ScheduleSpec, app: App) -> str:
     """Store one schedule; returns created, changed or unchanged. `InvalidInput` if it belongs to another app."""
-    await learn(engine, [(app.limit_names, spec.submission.options)])
+    await look_up(engine, [(app.limit_names, app.limit_names.unknown(spec.submission.options))])
     item: NewExecution = spec.submission.item(bound=False)
     payload, encoding = item.input_payload, item.payload_encoding
     before = await engine.read_schedule(spec.name)

@@ -11,31 +11,38 @@ from flowfabric.values.ids import ExecutionId
 
 @readable
 def event(row: Row, epoch: int) -> Event:
+    # By position, in the order of `statements.EVENT`. Followers of the stored log read many: by name an event takes a
+    # quarter longer.
+    (
+        seq, occurred_at, _, id_, flow_id, namespace, tags, lease_type, outcome, operator_type, signal_effect,
+        worker_type, lease_id, lease_epoch, attempt_id, attempt_index, worker_id, worker_instance_id, reason,
+        revoked_by, details, parent_id, lane, kind, actor, *_,
+    ) = row.values()  # fmt: skip
     return Event(
-        cursor=EventCursor(row["seq"], epoch),
-        occurred_at=row["occurred_at"],
-        execution_id=None if row["id"] is None else ExecutionId(row["id"]),
-        flow_id=row["flow_id"],
-        namespace=row["namespace"],
-        tags=_object(row, "tags") or {},
-        lease_type=row["lease_type"],
-        outcome="failed" if row["outcome"] == "failure" else row["outcome"],
-        operator_type=row["operator_type"],
-        signal_effect=row["signal_effect"],
-        worker_type=row["worker_type"],
-        lease_id=row["lease_id"],
-        lease_epoch=row["lease_epoch"],
-        attempt_id=row["attempt_id"],
-        attempt_index=row["attempt_index"],
-        worker_id=row["worker_id"],
-        worker_instance_id=row["worker_instance_id"],
-        reason=row["reason"],
-        revoked_by=row["revoked_by"],
-        details=_object(row, "details"),
-        parent_id=None if row["parent_id"] is None else ExecutionId(row["parent_id"]),
-        lane_id=row["lane"],
-        execution_kind=row["kind"],
-        actor=row["actor"],
+        cursor=EventCursor(seq, epoch),
+        occurred_at=occurred_at,
+        execution_id=None if id_ is None else ExecutionId(id_),
+        flow_id=flow_id,
+        namespace=namespace,
+        tags={} if tags is None else _object(row, "tags") or {},
+        lease_type=lease_type,
+        outcome="failed" if outcome == "failure" else outcome,
+        operator_type=operator_type,
+        signal_effect=signal_effect,
+        worker_type=worker_type,
+        lease_id=lease_id,
+        lease_epoch=lease_epoch,
+        attempt_id=attempt_id,
+        attempt_index=attempt_index,
+        worker_id=worker_id,
+        worker_instance_id=worker_instance_id,
+        reason=reason,
+        revoked_by=revoked_by,
+        details=None if details is None else _object(row, "details"),
+        parent_id=None if parent_id is None else ExecutionId(parent_id),
+        lane_id=lane,
+        execution_kind=kind,
+        actor=actor,
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from flowfabric.client import creating, current
 from flowfabric.client.current import ChildFlow
 from flowfabric.client.failure import parse_failure
-from flowfabric.client.limits import learn
+from flowfabric.client.limits import learn, may_have_limits
 from flowfabric.client.run import Run
 from flowfabric.client.submission import Submission
 from flowfabric.contracts.codecs import shown
@@ -68,9 +68,9 @@ async def submit_durably(
 async def _submit_child(running: Running, name: str, use: int, submission: Submission) -> Run[Any]:
     parent, engine, options = running.claimed.execution_id, running.worker.engine, submission.options
     is_detached = options.detached is True
-    if options.names_limits:
+    if may_have_limits(submission):
         with running.calling():
-            await learn(engine, [(submission.task.limit_names, options)])
+            await learn(engine, [submission])
     item = submission.item(creator=str(parent), nested=True, parent_id=None if is_detached else parent)
     await running.mark_read()
     refuses = options.on_duplicate in ("raise", "replace") and bool(item.idempotency_key)

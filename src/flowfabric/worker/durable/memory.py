@@ -56,7 +56,7 @@ class Memory:
                 self._reset.add((step.kind, step.name, step.n))
             elif step.error is None or step.run == run:
                 self._known[step.kind, step.name, step.n] = step
-        # What this run has not asked for yet, with its place in the order in which it was recorded.
+        # Entries that this run has not asked for yet, with their index in the recorded order.
         self._unasked = {key: place for place, key in enumerate(self._known)}
         self._places = dict(self._unasked)
         self._own_names: set[tuple[StepKind, str]] = set()

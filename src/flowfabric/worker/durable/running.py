@@ -112,6 +112,7 @@ class Running:
         "needs",
         "newly_read",
         "renewed_at",
+        "steps",
         "stop_reason",
         "task",
         "tasks",
@@ -141,6 +142,7 @@ class Running:
         self.unwound_at: Gate | None = None
         self.needs: Needs | None = None  # of a synchronous handler that pauses for a budget
         self.breach: BudgetExceeded | None = None  # of a task that fails for it, also if the handler catches it
+        self.steps = 0  # that have begun and are not recorded yet
         self._lag = time.monotonic() - claimed_at
         self.loaded_memory: Memory | None = None
         self._memory_loading: asyncio.Future[None] | None = None

@@ -6,11 +6,12 @@ Calls of concurrent handlers share round trips.
 
 A call that does not fit under a hard limit changes nothing, and the task decides: the execution is given back until
 every budget has room for it and then runs again from the top (`pause`), `BudgetExceeded` is raised, or the execution
-fails.
+fails. Steps that other branches of the handler run end before the pause.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from flowfabric.app.context import Context
-from flowfabric.client.limits import learn
+from flowfabric.client.limits import look_up
 from flowfabric.errors import (
     BudgetExceeded,
     ExecutionNotActive,
@@ -51,7 +52,7 @@ from flowfabric.values.step import NewStep, Step
 from flowfabric.worker import told
 from flowfabric.worker.durable.in_thread import calling_thread
 from flowfabric.worker.durable.memory import check_name, encode_error, remembered_error
-from flowfabric.worker.durable.parking import Gate, leave
+from flowfabric.worker.durable.parking import STEADY, Gate, leave
 from flowfabric.worker.durable.steps import in_step
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flowfabric.worker")
 _WAITS = "waits for its budget"
+_LONGEST_REST = 600.0  # seconds
+_FIRST_REST, _MOST_REST = 0.001, 0.1  # between two looks at the other branches
 
 
 class Needs:
@@ -106,7 +109,7 @@ async def reserve_usage(
 
 
 async def settle_usage(running: Running, reservation_id: ReservationId, amounts: Mapping[str, int]) -> Used:
-    """Count the real amounts in place of those held. What does not fit is counted as overrun, and stops nothing."""
+    """Count the real amounts in place of those held. The excess is counted as overrun, and stops nothing."""
     usage = Usage(custom=amounts)
     answer = await _call(running, Settle(authority=running.handle, reservation_id=reservation_id, usage=usage), None)
     if isinstance(answer, HardBreach):
@@ -134,9 +137,10 @@ async def _ids(running: Running, budgets: Collection[str] | None) -> tuple[Budge
         return None
     names = running.worker.app.limit_names
     options = Options(budgets=check_names(budgets, "budgets"))
-    if any(names.unknown(options)):
+    unknown = names.unknown(options)
+    if any(unknown):
         with running.calling():
-            await learn(running.worker.engine, [(names, options)])
+            await look_up(running.worker.engine, [(names, unknown)])
     return names.limits(options).budget_ids
 
 
@@ -245,8 +249,27 @@ async def _stop(running: Running, needs: Needs, error: BudgetExceeded) -> None:
     if calling_thread.get() is not None:
         running.needs, running.unwound_at = needs, Gate()
         raise Interrupted(_WAITS)
+    if not in_step.get():
+        await _rest(running)
     await pause(running, needs)
     await running.check()
+
+
+async def _rest(running: Running) -> None:
+    """Wait until no other branch of the handler runs a step, whose result a pause would lose, or settles what it cost.
+
+    Not forever: a step may wait for something that this branch has.
+    """
+    deadline = asyncio.get_running_loop().time() + _LONGEST_REST
+    turns, wait = 0, _FIRST_REST
+    while turns < STEADY and asyncio.get_running_loop().time() < deadline:
+        if running.steps or running.tasks.calling:
+            turns = 0
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, _MOST_REST)
+        else:
+            turns, wait = turns + 1, _FIRST_REST
+            await asyncio.sleep(0)
 
 
 async def pause(running: Running, needs: Needs) -> str | None:

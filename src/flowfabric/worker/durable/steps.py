@@ -56,16 +56,20 @@ async def step(
     if known is not None:
         return await _recall(running, known, returned)
     begun = time.perf_counter()
+    running.steps += 1
     try:
-        with _inside_step():
-            value = await _try(running, fn, args, kwargs, retry, seconds)
-        encoded, done = _done(running, name, use, value, returned, begun)
-    except (RetryLater, Reject):
-        raise  # about the task, not about the step
-    except Exception as error:
-        await running.record(_failed(running, name, use, error, begun))
-        raise
-    await running.record(done)
+        try:
+            with _inside_step():
+                value = await _try(running, fn, args, kwargs, retry, seconds)
+            encoded, done = _done(running, name, use, value, returned, begun)
+        except (RetryLater, Reject):
+            raise  # about the task, not about the step
+        except Exception as error:
+            await running.record(_failed(running, name, use, error, begun))
+            raise
+        await running.record(done)
+    finally:
+        running.steps -= 1
     # Decoded from the stored bytes, not the object that the function returned: a later run gets the same.
     return returned.decode(encoded)
 
