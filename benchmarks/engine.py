@@ -224,7 +224,7 @@ async def store(dsn: str, filler: str, count: int, sizes: Sizes) -> None:
 class FlowPinned:
     """Jobs submitted and run for minutes at full speed, plain or beside a transaction held from before the first.
 
-    One connection keeps a backlog, the others claim and complete. What is counted is the last quarter of the time.
+    One connection keeps a backlog, the others claim and complete. The last quarter of the time counts.
     """
 
     server: Server

@@ -304,7 +304,7 @@ async def _vacuum(dsn: str) -> None:
 class MixedPinned:
     """Half of the work under a cap of one batch, at full speed for minutes, plain or beside a held transaction.
 
-    One connection keeps a backlog, the others claim and complete. What is counted is the last quarter of the time.
+    One connection keeps a backlog, the others claim and complete. The last quarter of the time counts.
     """
 
     server: Server

@@ -86,7 +86,7 @@ class ClaimFromEmpty:
                     await engine.create_many([item] * 50)
                     claimed = await engine.claim_many(limit=50, **_WORKER)
                     await _finish(engine, claimed)
-                    # What a worker does before it sleeps, and the next job.
+                    # A worker does this before it sleeps; then the next job.
                     await engine.claim_many(limit=50, **_WORKER)
                     if n >= rounds * 0.9:
                         await engine.create_many([item])

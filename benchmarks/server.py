@@ -14,7 +14,7 @@ import asyncpg
 
 from benchmarks.product import embedded
 
-# Durability is what is paid for in production, so it is on. The write-ahead log is large enough that no
+# Durability is on, as in production. The write-ahead log is large enough that no
 # checkpoint falls into one contestant's turn and not into another's.
 SETTINGS = {
     "fsync": "on",

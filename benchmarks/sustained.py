@@ -115,7 +115,7 @@ class Sustained:
         return called
 
     async def _waits(self, worker: WorkerProcess, board: Board, called: Sequence[int]) -> list[float]:
-        """In milliseconds. A queue gets as long again to come to its end; what has not begun by then has waited so."""
+        """In milliseconds. A queue gets as long again to drain; a job that has not begun by then counts with it."""
         until = time.monotonic() + self.seconds
         while not all(board.numbers()) and time.monotonic() < until:
             worker.check()

@@ -77,7 +77,7 @@ from (select *, row_number() over () / 100 as batch from bound) m group by batch
 
 
 class _NewTasks(tasks.Tasks):
-    """Looks at the jobs of one repetition only, by an index: what is stored beside them is many."""
+    """Reads only the jobs of one repetition, by an index: many others are stored beside them."""
 
     async def only_new(self, watcher: Watcher) -> None:
         now = await watcher.ask("select (extract(epoch from clock_timestamp()) * 1e6)::bigint")
