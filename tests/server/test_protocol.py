@@ -286,7 +286,7 @@ async def test_what_is_written_for_a_client_that_left_meanwhile_is_dropped() -> 
             raise RuntimeError("the handler is closed")
 
     joined = protocol._Joined(Left(), asyncio.get_running_loop())
-    joined.write(b"x")
+    joined.write(b"HTTP/1.1 200 OK\r\n\r\n")
     joined.flush()
     joined.flush()
 
