@@ -34,6 +34,7 @@ FAST = {
     "synchronous_commit": "off",
     "full_page_writes": "off",
     "max_connections": "300",
+    "max_prepared_transactions": "20",
     "shared_buffers": "128MB",
     "autovacuum_naptime": "1d",  # never in a run, but on, as the doctor wants it
     "wal_level": "minimal",

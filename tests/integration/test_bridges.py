@@ -30,13 +30,14 @@ from flowfabric.bridges import django as bridge_django
 from flowfabric.bridges import psycopg as bridge_psycopg
 from flowfabric.bridges import sqlalchemy as bridge_sqlalchemy
 from flowfabric.bridges._submission import Fields
+from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import StateError, ValidationFailed
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import partition_of_key
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from tests.ids import home, id_in
 from tests.kept import *  # noqa: F403 - its fixtures
-from tests.support import WORKER, CheckedEngine, submit
+from tests.support import WORKER, CheckedEngine, Clock, submit
 
 
 class Way:
@@ -661,6 +662,48 @@ async def test_a_transaction_that_is_to_be_prepared_notifies_no_process(
                     await bridge.create_execution(connection, execution_kind="test", wake=wake)
                 await sql.execute("select 1")
                 assert heard == (["work"] if wake else [])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"delay_until": timedelta(seconds=5)},
+        {"execution_deadline_at": timedelta(hours=1)},
+        {"delay_until": timedelta(seconds=5), "execution_deadline_at": timedelta(hours=1)},
+    ],
+    ids=["plain", "delay", "deadline", "both"],
+)
+async def test_a_submission_beside_processes_that_sleep_is_prepared_and_runs_when_it_is_committed(
+    database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine, clock: Clock, fields: dict[str, Any]
+) -> None:
+    gid = database.rpartition("/")[2].partition("?")[0]
+    async with await ff.Engine.connect(database) as sleeping:
+        await sleeping.sleep_for_work(["default"], timedelta(seconds=60))
+        asleep = await sleeping.look_for_due(dict.fromkeys(TimerKind), at_most=timedelta(hours=2))
+        assert asleep.announced is not None
+        connection = await asyncpg.connect(database)
+        await connection.execute("begin")
+        await bridge_asyncpg.create_execution(connection, execution_kind="test", **fields)
+        with pytest.raises(asyncpg.FeatureNotSupportedError, match="NOTIFY"):
+            await connection.execute(f"prepare transaction '{gid}'")
+        await connection.execute("begin")
+        made = await bridge_asyncpg.create_execution(connection, execution_kind="test", wake=False, **fields)
+        await connection.execute(f"prepare transaction '{gid}'")
+        await connection.close()
+        try:
+            assert await plain_engine.claim(**WORKER) is None
+        finally:
+            await sql.execute(f"commit prepared '{gid}'")
+        if "delay_until" in fields:
+            assert await plain_engine.claim(**WORKER) is None
+            await clock.advance(seconds=6)
+            assert "delay" in (await sleeping.look_for_due(dict.fromkeys(TimerKind), at_most=timedelta(1))).due
+            await plain_engine.run_timers("delay")
+        claimed = await plain_engine.claim(**WORKER)
+        assert claimed is not None
+        assert claimed.execution_id == made.execution_id
+        await plain_engine.complete(claimed.handle)
 
 
 @pytest.mark.parametrize("wake", [None, 0, "no"])

@@ -121,8 +121,8 @@ class Transaction:
     async def create_many(self, items: Sequence[NewExecution], *, wake: bool = True) -> list[Verdict]:
         """One verdict per item.
 
-        `wake=False` notifies no worker, as a transaction that is to be prepared (two-phase commit) must not; workers
-        find the executions when they next poll.
+        `wake=False` notifies no process, as a transaction that is to be prepared (two-phase commit) must not; workers
+        find the executions when they next poll, and duties their delays and deadlines.
         """
         check_batch(items)
         if type(wake) is not bool:

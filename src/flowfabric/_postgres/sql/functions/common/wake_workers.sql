@@ -22,7 +22,7 @@ $$;
 -- wake_route: notify up to p_items sleeping workers that serve a route, those with the most free slots first; and as many
 -- of those that serve one namespace only, because the work may be of it, or of another one.
 --
--- A transaction that is to be prepared (two-phase commit) must not notify: it turns flowfabric.wake off.
+-- A transaction that is to be prepared (two-phase commit) must not notify: it turns flowfabric.wake off (see wake_duties).
 -- The clock is read in a subquery, once: compared with a volatile function, the index would be read from its beginning.
 create or replace function flowfabric.wake_route(p_route integer, p_items integer) returns void
 language plpgsql as $$
