@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 import pytest_asyncio
+from click.testing import CliRunner
 
 import flowfabric as ff
 from flowfabric.cli import _output
@@ -23,7 +24,7 @@ from flowfabric.values.lease import Operator
 from flowfabric.values.step import NewStep
 from tests import sampling
 from tests.ids import home, id_in
-from tests.integration.test_cli import Answer, call, run, run_here
+from tests.integration.test_cli import COMMAND_TREE, Answer, call, run, run_here
 from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import RETRY, Clock, claim_one, started, submit
 
@@ -208,6 +209,24 @@ async def test_show_tells_everything(engine: ff.Engine, clock: Clock, database: 
     known |= {"on_failure", "held_by", "limits"}
     assert set(bare) == known
     assert "result" not in bare["steps"][0]
+
+
+async def test_show_begins_with_what_the_rows_of_the_execution_tell(
+    engine: ff.Engine, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = await fail(engine, "boom", execution_kind="mail")
+
+    async def cannot_be_read(*_: object, **__: object) -> None:
+        raise ff.InvalidInput("the log cannot be read", field="log", allowed="another day")
+
+    monkeypatch.setattr(ff.Engine, "list_events", cannot_be_read)
+    given = ["show", str(target), "--dsn", database]
+    said = await asyncio.to_thread(CliRunner().invoke, COMMAND_TREE, given, env={"NO_COLOR": "1"})
+    assert said.exit_code == 2
+    assert "the log cannot be read" in said.stderr
+    for words in (str(target), "mail", "state    failed", "boom", "Attempts"):
+        assert words in said.stdout
+    assert "Timeline" not in said.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from flowfabric.cli._database import ask
 from flowfabric.cli._loading import AppOption, load_app
 from flowfabric.cli._options import Dsn, Id, Json
 from flowfabric.cli.show._document import as_json
-from flowfabric.cli.show._page import page
-from flowfabric.cli.show._seen import read
+from flowfabric.cli.show._page import page, show_timeline
+from flowfabric.cli.show._seen import events_of, read
 
 if TYPE_CHECKING:
     from flowfabric.engine import Engine
@@ -38,12 +38,13 @@ def show(
     codecs = None if app is None else load_app(app).codecs
 
     async def work(engine: Engine) -> None:
-        seen = await read(
-            engine, execution, payloads=payloads, timeline=timeline, all_signals=json, codecs=codecs, wide=wide
-        )
+        seen = await read(engine, execution, payloads=payloads, all_signals=json, codecs=codecs, wide=wide)
+        if not json:
+            page(seen)  # from its own rows; the log is read afterwards, and takes longer the more there is of it
+        events = await events_of(engine, seen.execution.execution_id) if timeline else None
         if json:
-            _output.document(as_json(seen))
-        else:
-            page(seen)
+            _output.document(as_json(seen, events))
+        elif events is not None:
+            show_timeline(seen, events)
 
     ask(dsn, work)

@@ -8,9 +8,10 @@ from flowfabric.contracts import json_form
 
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Seen
+    from flowfabric.values.event import Event
 
 
-def as_json(seen: Seen) -> dict[str, Any]:
+def as_json(seen: Seen, events: list[Event] | None) -> dict[str, Any]:
     remembered = []
     for step in seen.steps:
         fields = json_form.to_json(step)
@@ -40,8 +41,8 @@ def as_json(seen: Seen) -> dict[str, Any]:
         "held_by": seen.held,
         "limits": seen.limits,
     }
-    if seen.events is not None:
-        document["events"] = seen.events
+    if events is not None:
+        document["events"] = events
     if seen.payloads:
         context, result = seen.context, seen.result
         document["input"] = context and _payload(seen, context.input_payload, context.payload_encoding)

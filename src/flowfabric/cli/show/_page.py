@@ -21,6 +21,7 @@ from flowfabric.values.worker import why_unserved
 if TYPE_CHECKING:
     from flowfabric.cli.show._seen import Membership, Seen
     from flowfabric.values.attempt import Attempt
+    from flowfabric.values.event import Event
     from flowfabric.values.execution import Execution
     from flowfabric.values.signal import RecordedSignal
 
@@ -86,13 +87,16 @@ def page(seen: Seen) -> None:
     if seen.result is not None:
         _output.heading("Result")
         _show_value(seen, seen.result.payload, seen.result.encoding)
-    if seen.events is not None:
-        _output.heading("Timeline")
-        _output.table(
-            ["WHEN", Column("AFTER", drop=1), "WHAT", Column("DETAIL", folds=True)],
-            [(at, at - found.created_at, what, detail) for at, what, detail in timeline(seen, seen.events)],
-            wide=seen.wide or None,
-        )
+
+
+def show_timeline(seen: Seen, events: list[Event]) -> None:
+    created = seen.execution.created_at
+    _output.heading("Timeline")
+    _output.table(
+        ["WHEN", Column("AFTER", drop=1), "WHAT", Column("DETAIL", folds=True)],
+        [(at, at - created, what, detail) for at, what, detail in timeline(seen, events)],
+        wide=seen.wide or None,
+    )
 
 
 _OF_LANE_OR_FLEET = (BlockingReason.PAUSED_BY_POLICY, BlockingReason.WAITING_FOR_CAPABLE_WORKER)

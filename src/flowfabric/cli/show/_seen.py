@@ -106,7 +106,6 @@ class Seen:
     frame_count: int  # of the latest attempt
     frames: list[Frame]  # its last ones
     summary: Summary | None
-    events: list[Event] | None
     context: ExecutionContext | None
     result: Result | None
     payloads: bool
@@ -123,12 +122,11 @@ async def read(
     execution: str,
     *,
     payloads: bool,
-    timeline: bool,
     all_signals: bool,
     codecs: Codecs | None,
     wide: bool = False,
 ) -> Seen:
-    """Read an execution with its history; payloads and timeline only if asked for."""
+    """Read an execution with its history; payloads only if asked for."""
     target = await resolve(engine, execution)
     found = await engine.read_execution(target)
     if found is None:
@@ -145,7 +143,6 @@ async def read(
         frame_count=(await engine.read_streams([(target, None, END)], count_limit=1))[0].frame_count,
         frames=(await engine.read_last_frames([target], count_limit=_FRAMES)).get(target, []),
         summary=await engine.read_summary(target),
-        events=await _events(engine, target) if timeline else None,
         context=await engine.read_execution_context(target) if payloads else None,
         result=await engine.read_result(target) if payloads else None,
         payloads=payloads,
@@ -252,7 +249,7 @@ async def _unserved(engine: Engine, target: ExecutionId) -> Unserved | None:
     return found[0] if found else None
 
 
-async def _events(engine: Engine, target: ExecutionId) -> list[Event]:
+async def events_of(engine: Engine, target: ExecutionId) -> list[Event]:
     events: list[Event] = []
     after: EventCursor | None = None
     for _ in range(_EVENT_PAGES):
