@@ -14,7 +14,7 @@ from tests.support import WORKER, submit
 _ANY_SNAPSHOT: str = """
     create_executions create_one create_flow grow_flow register_lanes register_service sleep_for_work
     sleep_for_events look_for_due leave_lead watch unwatch put_schedule delete_schedule set_schedule_paused
-    advance_schedule claim_lanes audit_sample begin_epoch repair_floors
+    advance_schedule audit_sample begin_epoch repair_floors
     create_api_key create_bulk finish_answer forget_answer note_api_key_use write_operator_audit
 """
 # They read the present, and only read.

@@ -615,6 +615,8 @@ CALLS = [
     Call("claim_for_worker", 64, lambda g: g.engine.claim_for_worker(max_grants=64, namespace="space", **WORKER)),
     Call("claim", N, lambda g: g.engine.claim_many("far", limit=50, **WORKER)),  # of a thousand kinds
     Call("claim_lanes", N, lambda g: g.engine.claim_lanes({"default": 3, "other": 1}, limit=N, **WORKER)),
+    Call("claim_lanes", N, lambda g: g.engine.claim_lanes(
+        {f"none {n}": 1 for n in range(2 * N)} | {"far": 1}, limit=1, **WORKER)),
     Call("sleep_for_work", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=["waiting"])),
     Call("register_service", 1, lambda g: g.engine.sleep_for_work(["default"], HOUR, kinds=[f"kind {new_id()}"])),
     Call("renew", N, lambda g: g.engine.renew_many([one.handle for one in g.held])),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -117,11 +117,11 @@ class Claims(Operations):
         """
         if not isinstance(shares, Mapping) or not shares:
             raise InvalidInput(f"got {shares!r}", field="shares", allowed="at least one lane, with its share")
-        lanes = [check_lane(lane, "shares") for lane in shares]
+        lanes = tuple(shares)
         return await self._claim(
             statements.CLAIM_LANES,
             lanes,
-            (lanes, [check_int(share, "shares", 0, 1000) for share in shares.values()]),
+            (_lanes_of(lanes), _shares_of(tuple(shares.values()))),
             limit=limit,
             worker_id=worker_id,
             worker_instance_id=worker_instance_id,
@@ -136,7 +136,7 @@ class Claims(Operations):
     async def _claim(
         self,
         statement: str,
-        lanes: list[str],
+        lanes: Sequence[str],
         places: tuple[Any, ...],
         *,
         limit: int,
@@ -181,7 +181,7 @@ class Claims(Operations):
         sql: str,
         args: tuple[Any, ...],
         code: tuple[int | None, bool, str | None],
-        lanes: list[str],
+        lanes: Sequence[str],
         limit: int,
         kinds: Kinds | None,
         capabilities: Collection[str],
@@ -328,5 +328,21 @@ def _as_array(kinds: Collection[Any]) -> str:
 @functools.lru_cache(maxsize=64)
 def _array_of(kinds: tuple[Any, ...]) -> str:
     """Return the kinds as a Postgres array in text: encoding a list of a thousand takes longer than the claim."""
-    quoted = (check_text(kind, "kinds").replace("\\", "\\\\").replace('"', '\\"') for kind in kinds)
-    return "{" + ",".join(f'"{kind}"' for kind in quoted) + "}"
+    return _as_text([check_text(kind, "kinds") for kind in kinds])
+
+
+@functools.lru_cache(maxsize=8)
+def _lanes_of(lanes: tuple[Any, ...]) -> str:
+    """Return the lanes in the same form."""
+    return _as_text([check_lane(lane, "shares") for lane in lanes])
+
+
+def _shares_of(shares: tuple[Any, ...]) -> str:
+    if set(map(type, shares)) != {int} or min(shares) < 0 or max(shares) > 1000:
+        shares = tuple(check_int(share, "shares", 0, 1000) for share in shares)  # refuses one of them
+    return "{" + ",".join(map(str, shares)) + "}"
+
+
+def _as_text(names: list[str]) -> str:
+    quoted = (name.replace("\\", "\\\\").replace('"', '\\"') for name in names)
+    return "{" + ",".join(f'"{name}"' for name in quoted) + "}"

@@ -6,6 +6,7 @@ The worker starts claimed executions. A failed claim is repeated, with growing p
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import random
 import time
@@ -236,10 +237,13 @@ class Shares:
             shares[lane], rest = divmod(limit * weight, self._total)
             self._owed[lane] += rest
             self._turns[lane] += weight
+        most_owed = [(-owed, place, lane) for place, (lane, owed) in enumerate(self._owed.items())]
+        heapq.heapify(most_owed)
         for _ in range(limit - sum(shares.values())):
-            lane = max(self._owed, key=self._owed.__getitem__)
+            owed, place, lane = most_owed[0]
             shares[lane] += 1
             self._owed[lane] -= self._total
+            heapq.heapreplace(most_owed, (owed + self._total, place, lane))
         order = sorted(shares, key=self._turns.__getitem__, reverse=True)
         self._turns[order[0]] -= self._total
         return {lane: shares[lane] for lane in order}

@@ -47,7 +47,7 @@ begin
                 'append_frames read_last_frames read_stream_summary read_streams'),
             ('claim', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                             'enable_seqscan = off', 'enable_bitmapscan = off', 'enable_sort = off', 'jit = off'],
-                'claim claim_for_worker'),
+                'claim claim_for_worker claim_lanes'),
             ('pages', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'enable_bitmapscan = off',
                             'enable_sort = off', 'jit = off'],
                 'list_consumers list_children list_failures list_flows list_held list_partition list_waits read_members list_worker_events list_workers look_for_due next_due read_events read_gauges scan_eligible
