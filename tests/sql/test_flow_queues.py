@@ -71,6 +71,36 @@ async def test_a_sibling_that_cannot_be_cancelled_keeps_no_other_waiting(
     assert (await states(plain_engine, first))["b"] == "cancelled"
 
 
+@pytest.mark.parametrize("skips", [True, False])
+async def test_the_dispatcher_commits_synchronously_where_it_ends_something(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], skips: bool
+) -> None:
+    """An end that a reader has seen is durable. A resolved edge is found pending again after a crash."""
+    new = NewExecution(execution_kind="k")
+    chain = [NewNode(name="a", execution=new)]
+    chain += [NewNode(name=name, execution=new, after=[NewEdge(upstream=up)]) for up, name in ("ab", "bc")]
+    flow = await plain_engine.submit_flow(chain)
+    (held,) = await plain_engine.claim_many(limit=1, **WORKER)
+    if skips:
+        await plain_engine.fail(held.handle, "no")  # skips b, and leaves c to the dispatcher
+    else:
+        async with sql.transaction():
+            await sql.execute("select from flowfabric.edge_group for update")  # leaves b to it
+            await plain_engine.complete(held.handle)
+    async with sql.transaction():
+        await sql.execute("set local synchronous_commit = on")
+        resolved = await sql.fetchval(
+            "select resolved from flowfabric.dispatch_cascades(100, 100, null, null, null, null, null, null)"
+        )
+        commits = await sql.fetchval("select current_setting('synchronous_commit')")
+    assert (resolved, commits) == (1, "on" if skips else "off")
+    assert await states(plain_engine, flow) == (
+        {"a": "failed", "b": "skipped", "c": "skipped"}
+        if skips
+        else {"a": "completed", "b": "waiting", "c": "waiting_children"}
+    )
+
+
 async def test_siblings_that_still_run_are_not_forgotten(plain_engine: ff.Engine) -> None:
     flow = await plain_engine.submit_flow(race("a", "b", "c"))
     held = {one.execution_id: one.handle for one in await plain_engine.claim_many(limit=10, **WORKER)}
