@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from datetime import timedelta
+from itertools import pairwise, permutations
 from typing import Any
 
 import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._duties import Duties
+from flowfabric._duties import BudgetReconciler, Duties, EdgeRepair, QuotaReconciler, Unblock
 from flowfabric._duties.audit import Audit
+from flowfabric._duties.duty import Duty
 from flowfabric._duties.lead import CASCADES, DUTIES, Leadership
 from flowfabric.engine.service import migrate_database
 from flowfabric.errors import CursorRefused, TransportError
 from flowfabric.values.event import EventCursor
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.policies import ExecutionPolicy
 from tests.databases import fresh_database
 from tests.integration.test_connection import a_role, as_user
 from tests.sql.plans import CountingEngine
@@ -224,14 +228,17 @@ async def test_one_read_looks_at_a_bounded_part_of_the_log(
     assert pages == 4
     empty = await plain_engine.read_events(family="completion", after=EventCursor(), limit=100)
     assert (empty.items, empty.next_cursor.position > 0) == ([], True)  # type: ignore[union-attr]
-    found, after = [], None
+    found, after, places = [], None, [0]
     while True:
         part = await plain_engine.list_events(ids[-1], after=after)
         found += part.items
         after = part.next_cursor
         if after is None:
             break
+        places.append(after.position)
     assert [event.execution_id for event in found] == [ids[-1]]
+    assert len(places) >= 4
+    assert all(upto - past <= 10 for past, upto in pairwise(places)), places
 
 
 async def test_a_cursor_after_which_events_are_missing_is_refused(
@@ -328,10 +335,106 @@ async def test_a_sample_of_the_audit_reads_as_much_however_much_is_stored(
     assert reads[1] <= reads[0] * 3 + 200, reads
 
 
+async def _store_more(engine: CountingEngine, first: int, count: int) -> None:
+    """Budgets and a ledger, keys of a quota with a slot and an execution that waits for it, members of a flow."""
+    policy = (await engine.create_quota_policy(name=f"keyed {first}", key="t", max_concurrent=1)).quota_policy_id
+    limited = ExecutionPolicy(quota_policy_id=policy)
+    for _ in range(2):
+        await engine.create_many(
+            [NewExecution(execution_kind="limited", policy=limited, tags={"t": str(n)}) for n in range(count)]
+        )
+    for _ in range(2):
+        await engine.claim_many(limit=count, kinds=["limited"], lease_ttl=timedelta(days=1), **WORKER)
+    for n in range(count):
+        await engine.create_budget(name=f"budget {first + n}", dimensions=["t"], hard_limits=[10**9], soft_limits=[0])
+    await engine.connection.execute(
+        "insert into flowfabric.budget_spend select b.id, e.id, 0, 't', 1, flowfabric.now(), true"
+        " from (select id from flowfabric.budget order by id limit 1) b, flowfabric.execution e on conflict do nothing"
+    )
+    new = NewExecution(execution_kind="member")
+    after = [NewEdge(upstream="first")]
+    members = [NewNode(name=f"n{n}", execution=new, after=after) for n in range(count)]
+    await engine.submit_flow([NewNode(name="first", execution=new), *members])
+    await engine.connection.execute("analyze")
+
+
+@pytest.mark.parametrize("kind", [BudgetReconciler, EdgeRepair, QuotaReconciler, Unblock])
+async def test_a_round_of_a_led_duty_reads_as_much_however_much_is_stored(server: str, kind: type[Duty]) -> None:
+    handled: list[int] = []
+    async with fresh_database(server) as dsn, CountingEngine.open(dsn) as engine:
+        for first, count in ((0, 100), (100, 400)):
+            await _store_more(engine, first, count)
+            duty = kind(engine)
+            duty.batch = 50  # type: ignore[attr-defined]
+            async with engine.undone():
+                await duty.run_once()
+                await engine.count()
+                assert await duty.run_once() == 0
+            handled.append(engine.handled)
+    assert 50 < handled[1] < handled[0] * 1.2 + 100, handled
+
+
+async def test_a_page_of_edge_groups_ends_early_when_they_have_many_edges(plain_engine: ff.Engine) -> None:
+    new = NewExecution(execution_kind="k")
+    ups = [f"u{n}" for n in range(15)]
+    joins = [NewNode(name=f"j{n}", execution=new, after=[NewEdge(upstream=up) for up in ups]) for n in range(5)]
+    await plain_engine.submit_flow([*(NewNode(name=up, execution=new) for up in ups), *joins])
+    pages: dict[int, list[int]] = {2: [], 4: []}
+    for limit, scanned in pages.items():
+        done, after = await plain_engine.reconcile_edges(None, limit=limit)
+        scanned.append(done.scanned)
+        while after is not None:
+            done, after = await plain_engine.reconcile_edges(after, limit=limit)
+            scanned.append(done.scanned)
+    assert pages == {2: [2, 2, 1], 4: [3, 2]}, "no group begins after 40 edges of a page of 4 groups"
+
+
 _READ = (
     "select coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fetched(c.oid)), 0)::bigint"
     " from pg_class c where c.relnamespace = 'flowfabric'::regnamespace"
 )
+
+
+# Lanes
+
+
+async def test_an_idle_claim_visits_no_lane_and_another_those_with_work(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], clock: Clock
+) -> None:
+    """A worker that serves a thousand lanes, all of which had work before."""
+    lanes = [f"lane-{n}" for n in range(1000)]
+    for at in range(0, 1000, 50):
+        await plain_engine.create_many([NewExecution(execution_kind="k", lane_id=lane) for lane in lanes[at : at + 50]])
+        claimed = await plain_engine.claim_lanes(dict.fromkeys(lanes, 0), limit=50, **WORKER)
+        await plain_engine.complete_many([one.handle for one in claimed])
+    await clock.advance(minutes=1)
+    async with asyncio.timeout(60):
+        while await sql.fetchval("select count(*) from flowfabric.ready_floor"):
+            assert await plain_engine.claim_lanes(dict.fromkeys(lanes, 1), limit=50, **WORKER) == []
+    await submit(plain_engine, lane_id="of another worker")
+    assert await _visits(sql, lanes, 0) == ([], {})
+    with_work = [lanes[n] for n in (700, 3, 999)]
+    ids = {lane: await submit(plain_engine, lane_id=lane) for lane in with_work}
+    found, calls = await _visits(sql, lanes, 1)
+    assert found == [ids[lane] for lane in sorted(with_work, key=lanes.index)]
+    assert calls == {"claim": 6}  # of each its share, and what is left
+
+
+async def _visits(sql: asyncpg.Connection[Any], lanes: list[str], share: int) -> tuple[list[Any], dict[str, int]]:
+    """Claim from these lanes; returns what was found, and how often the functions that ask one lane were called."""
+    async with sql.transaction():
+        await sql.execute("set local track_functions = 'all'")
+        found = await sql.fetch(
+            "select id from flowfabric.claim_lanes($1, $2, null, '{}', 'w', 'w-1', 30000, 10,"
+            " null, null, null, false, null)",
+            lanes,
+            [share] * len(lanes),
+        )
+        calls = await sql.fetch(
+            "select f.proname::text as name, pg_stat_get_xact_function_calls(f.oid) as n from pg_proc f"
+            " where f.pronamespace = 'flowfabric'::regnamespace and f.proname in ('claim', 'judge_for_claim')"
+        )
+    return [row["id"] for row in found], {row["name"]: row["n"] for row in calls if row["n"]}
 
 
 # Wake-ups
@@ -390,6 +493,64 @@ async def test_who_was_woken_and_leaves_work_behind_wakes_the_next(
         assert all(found)
         assert asyncio.get_running_loop().time() - begun < 20
         assert await sql.fetchval("select count(*) from flowfabric.sleeper where until > clock_timestamp()") == 0
+
+
+def _is_possible(order: tuple[str, ...]) -> bool:
+    return order.index("submit") < order.index("commit") and order.index("announce") < order.index("look")
+
+
+async def test_work_whose_chosen_worker_died_is_found_by_the_next_poll(
+    database: str, plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    async with await ff.Engine.connect(database) as dead:
+        await dead.sleep_for_work(["default"], timedelta(seconds=60), slots=100)
+    heard: list[str] = []
+    async with await ff.Engine.connect(database) as alive:
+        waiting = asyncio.ensure_future(alive.claim(**WORKER, max_wait=timedelta(seconds=40)))
+        await _asleep(sql, 2)
+        for engine, name in ((dead, "dead"), (alive, "alive")):
+            await sql.add_listener(f"flowfabric_{engine._instance}", lambda *args, name=name: heard.append(name))
+        begun = asyncio.get_running_loop().time()
+        target = await submit(plain_engine)
+        found = await waiting
+        took = asyncio.get_running_loop().time() - begun
+    assert found is not None
+    assert (found.execution_id, set(heard)) == (target, {"dead"})
+    assert took < 10, "the poll of each second found it, not the last look"
+
+
+@pytest.mark.parametrize(
+    "order", [one for one in permutations(["submit", "commit", "announce", "look"]) if _is_possible(one)], ids="-".join
+)
+async def test_a_submission_beside_a_worker_that_falls_asleep_is_found_or_wakes_it(
+    database: str, sql: asyncpg.Connection[Any], order: tuple[str, ...]
+) -> None:
+    """Or the next poll finds it: the submission looked for workers before there was one, and was committed too late."""
+    heard: list[str] = []
+    submitter = await asyncpg.connect(database)
+    async with await ff.Engine.connect(database) as worker:
+        await sql.add_listener(f"flowfabric_{worker._instance}", lambda *args: heard.append(args[-1]))
+        looked = None
+        for step in order:
+            if step == "submit":
+                await submitter.execute("begin")
+                target = await submit(worker, connection=submitter)
+            elif step == "commit":
+                await submitter.execute("commit")
+            elif step == "announce":
+                await worker.sleep_for_work(["default"], timedelta(seconds=60))
+            else:
+                looked = await worker.claim(**WORKER)
+        await sql.execute("select 1")
+        if order.index("commit") < order.index("look"):
+            assert looked is not None
+        else:
+            assert looked is None
+            assert heard == (["work"] if order.index("announce") < order.index("submit") else [])
+            looked = await worker.claim(**WORKER)
+        assert looked is not None
+        assert looked.execution_id == target
+    await submitter.close()
 
 
 @pytest.mark.parametrize("lanes", [["a"], ["a", "b"]])

@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._duties import BudgetReconciler, BudgetReset, LimitOpening, Unblock
+from flowfabric._duties import BudgetReconciler, BudgetReset, LimitOpening, QuotaReconciler, Unblock
 from flowfabric.values.budget import Reserved
 from flowfabric.values.ids import BudgetId, QuotaPolicyId
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
@@ -188,6 +188,39 @@ async def test_the_quota_reconciler_removes_slots_without_a_run_and_hands_them_o
     await plain_engine.complete(last.handle)
     done = await plain_engine.reconcile_quotas()
     assert (done.slots, done.heads) == (0, 1), "nothing is left to lock"
+
+
+async def test_the_reconciler_of_budgets_checks_a_page_in_each_round(plain_engine: ff.Engine, sql: SQL) -> None:
+    for n in range(1, 6):
+        await make(plain_engine, {"t": 10}, budget_id=BudgetId(UUID(int=n)))
+    for n in (2, 4):
+        await sql.execute("update flowfabric.budget_head set exhausted = 't' where budget_id = $1", UUID(int=n))
+    for n in range(1, 6):
+        await plain_engine.record_spend(FIRST, ff.ExecutionId(UUID(int=n)), {"t": 1})
+    await sql.execute("update flowfabric.budget_spend set is_known = true where execution_id = $1", UUID(int=5))
+    duty = BudgetReconciler(plain_engine)
+    duty.batch = 1
+    # One page of budgets and one of the ledger. A round goes on while it finds something.
+    assert [await duty.run_once() for _ in range(6)] == [0, 1, 2, 0, 0, 0]
+
+
+async def test_the_reconciler_of_quotas_checks_a_page_of_keys_in_each_round(plain_engine: ff.Engine, sql: SQL) -> None:
+    policy = await quota(plain_engine, key="t", max_concurrent=1)
+    await sql.execute(
+        "insert into flowfabric.quota_head (policy_id, key) select $1, 'k' || n from generate_series(1, 5) n", policy
+    )
+    await sql.execute(
+        "insert into flowfabric.quota_slot (id, partition, policy_id, key, admitted_at, until, origin)"
+        " select gen_random_uuid(), 0, $1, 'k' || n, flowfabric.now(), flowfabric.now() + d.days * interval '1 day',"
+        " 'direct' from generate_series(1, 5) n, unnest(case when n in (2, 5) then '{-1, 1}' else '{1}'::int[] end)"
+        " d (days)",
+        policy,
+    )
+    duty = QuotaReconciler(plain_engine)
+    duty.batch = 1
+    assert [await duty.run_once() for _ in range(6)] == [0, 1, 0, 1, 0, 0]
+    assert await sql.fetchval("select count(*) from flowfabric.quota_slot") == 5
+    await sql.execute("delete from flowfabric.quota_slot")
 
 
 async def test_a_reclaim_whose_slot_is_missing_gets_one_unchecked(plain_engine: ff.Engine, sql: SQL) -> None:

@@ -523,7 +523,7 @@ async def test_a_direct_slot_ends_with_its_window_or_its_release(engine: Checked
     await clock.advance(seconds=61)
     assert await occupancy(engine, policy) == (0, 0)
     done = await engine.reconcile_quotas()
-    assert (done.slots, done.entries, done.last_policy) == (2, 3, None)
+    assert (done.slots, done.entries, done.last) == (2, 3, None)
 
 
 async def test_a_direct_slot_of_an_active_execution_stays(engine: CheckedEngine, clock: Clock) -> None:

@@ -15,7 +15,7 @@ class EdgeRepair(Duty):
     """Repairs edges and blocked members that the cascade missed. Finds none unless there is a defect."""
 
     interval = timedelta(seconds=15)
-    batch = 5000
+    batch = 100
     _after: EdgePlace | None = None
 
     async def run_once(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from uuid import UUID
 
 from flowfabric._duties.duty import Duty
 
@@ -15,15 +16,17 @@ class QuotaReconciler(Duty):
 
     interval = timedelta(seconds=30)
     batch = 100
+    _after: tuple[UUID, str] | None = None
 
     async def run_once(self) -> int:
+        """Check one page of keys, and go on while pages have something to remove."""
         removed = 0
-        after = None
         while True:
-            done = await self.engine.reconcile_quotas(after=after, limit=self.batch)
-            removed += done.entries + done.slots
+            done = await self.engine.reconcile_quotas(after=self._after, limit=self.batch)
             if done.slots:
                 log.info("%s: removed %d slots that nothing held", self.name, done.slots)
-            after = done.last_policy
-            if after is None or self.stopping.is_set():
+            self._after = done.last
+            found = done.entries + done.slots + done.heads
+            removed += found
+            if not found or self._after is None or self.stopping.is_set():
                 return removed

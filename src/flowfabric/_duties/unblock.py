@@ -9,6 +9,7 @@ from uuid import UUID
 from flowfabric._duties.duty import Duty
 
 log = logging.getLogger("flowfabric.duties")
+_FIRST = UUID(int=0), ""
 
 
 class Unblock(Duty):
@@ -21,18 +22,19 @@ class Unblock(Duty):
 
     interval = timedelta(seconds=5)
     batch = 100
+    _after = _FIRST
 
     async def run_once(self) -> int:
+        """Check one page of the limits that hold executions, and go on while pages have something to promote."""
         changed = await self.engine.judge_routes()
         await self._count_denials()
-        after = UUID(int=0), ""
         while True:
-            done = await self.engine.unblock_limited(limit=self.batch, after=after)
+            done = await self.engine.unblock_limited(limit=self.batch, after=self._after)
             changed += done.promoted
             self.report(done.failed, done.message)
-            if done.looked < self.batch or done.last is None or self.stopping.is_set():
+            self._after = _FIRST if done.last is None or done.looked < self.batch else done.last
+            if not done.promoted or self._after == _FIRST or self.stopping.is_set():
                 return changed
-            after = done.last
 
     async def _count_denials(self) -> None:
         size = 1000

@@ -221,7 +221,7 @@ FIND_BUDGETS = _rows("find_budgets", 1, "name, id")
 RESET_BUDGET = _rows("reset_budget", 1, "code, next_reset_at")
 RESET_DUE_BUDGETS = _rows("reset_due_budgets", 1, "handled, failed, message, more")
 COLLECT_ENDED = _rows("collect_ended", 2, "handled, failed, message, more")
-RECONCILE_BUDGETS = _rows("reconcile_budgets", 2, "corrected, wrong, message, last_id")
+RECONCILE_BUDGETS = _rows("reconcile_budgets", 3, "corrected, wrong, message, last_id, last_spent")
 RELEASE_BUDGET = _value("release_budget", 2, "released")
 LIST_SPEND = _rows("list_spend", 6, "execution_id, generation, dimension, amount, recorded_at")
 PAUSE_FOR_BUDGET = _rows("pause_for_budget", 9, VERDICT)
@@ -388,7 +388,7 @@ LIST_QUOTA_POLICIES = _rows(
 LIST_QUOTA_KEYS = _rows("list_quota_keys", 3, "key, active, admitted, waiting, next_free_at")
 CHECK_ADMISSION = _rows("check_admission", 8, "code, retry_after_ms")
 RELEASE_ADMISSION = _value("release_admission", 3, "released")
-RECONCILE_QUOTAS = _rows("reconcile_quotas", 2, "entries, slots, heads, last_policy")
+RECONCILE_QUOTAS = _rows("reconcile_quotas", 3, "entries, slots, heads, last_policy, last_key")
 
 # Reads
 

@@ -224,12 +224,22 @@ class Budgets(Operations):
         row = await self._row(statements.RESET_DUE_BUDGETS, check_int(limit, "limit", 1, 1000))
         return Round(handled=row["handled"], failed=row["failed"], message=row["message"], more=row["more"])
 
-    async def reconcile_budget_counters(self, *, after: UUID | None = None, limit: int = 100) -> BudgetsReconciled:
-        """Compare a page of budgets with their rules. Usage is never rewritten. For the duty."""
+    async def reconcile_budget_counters(
+        self, *, after: UUID | None = None, spent_after: UUID | None = None, limit: int = 100
+    ) -> BudgetsReconciled:
+        """Compare a page of budgets with their rules, and remove purged executions from a page of the ledger.
+
+        Usage is never rewritten. `spent_after`: the execution in the ledger to continue after. For the duty.
+        """
         place = None if after is None else parse_uuid(after, "after")
-        row = await self._row(statements.RECONCILE_BUDGETS, place, check_int(limit, "limit", 1, 1000))
+        spent = None if spent_after is None else parse_uuid(spent_after, "spent_after")
+        row = await self._row(statements.RECONCILE_BUDGETS, place, spent, check_int(limit, "limit", 1, 1000))
         return BudgetsReconciled(
-            corrected=row["corrected"], wrong=row["wrong"], message=row["message"], next_id=row["last_id"]
+            corrected=row["corrected"],
+            wrong=row["wrong"],
+            message=row["message"],
+            next_id=row["last_id"],
+            next_spent=row["last_spent"],
         )
 
 

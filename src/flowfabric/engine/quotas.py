@@ -211,27 +211,26 @@ class Quotas(Operations):
 
         A pass over all begins after `(UUID(int=0), "")`.
         """
-        place = (None, None)
-        if after is not None:
-            if not isinstance(after, tuple) or len(after) != 2:
-                raise InvalidInput(f"got {after!r}", field="after", allowed="a limit and a key")
-            place = (parse_uuid(after[0], "after"), check_text(after[1], "after", None))  # type: ignore[assignment]
-        row = await self._row(statements.UNBLOCK_LIMITED, check_int(limit, "limit", 1, 1000), *place)
+        row = await self._row(statements.UNBLOCK_LIMITED, check_int(limit, "limit", 1, 1000), *_place(after))
         last = None if row["last_limit"] is None else (row["last_limit"], row["last_key"])
         return UnblockRound(
             promoted=row["promoted"], looked=row["looked"], failed=row["failed"], message=row["message"], last=last
         )
 
-    async def reconcile_quotas(self, *, after: QuotaPolicyId | None = None, limit: int = 100) -> QuotaRound:
-        """Remove aged entries of windows and dead slots of one page of policies."""
-        row = await self._row(
-            statements.RECONCILE_QUOTAS,
-            None if after is None else _policy_id(after, "after"),
-            check_int(limit, "limit", 1, 1000),
-        )
-        return QuotaRound(
-            entries=row["entries"], slots=row["slots"], heads=row["heads"], last_policy=row["last_policy"]
-        )
+    async def reconcile_quotas(self, *, after: tuple[UUID, str] | None = None, limit: int = 100) -> QuotaRound:
+        """Remove aged entries of windows and dead slots of one page of the keys of policies. For the duty."""
+        row = await self._row(statements.RECONCILE_QUOTAS, *_place(after), check_int(limit, "limit", 1, 1000))
+        last = None if row["last_policy"] is None else (row["last_policy"], row["last_key"])
+        return QuotaRound(entries=row["entries"], slots=row["slots"], heads=row["heads"], last=last)
+
+
+def _place(after: object) -> tuple[UUID | None, str | None]:
+    """A limit and a key to continue after."""
+    if after is None:
+        return None, None
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise InvalidInput(f"got {after!r}", field="after", allowed="a limit and a key")
+    return parse_uuid(after[0], "after"), check_text(after[1], "after", None)
 
 
 def _policy_id(value: object, field: str = "quota_policy_id") -> QuotaPolicyId:

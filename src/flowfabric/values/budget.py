@@ -222,12 +222,16 @@ class BudgetNumbers(Struct, frozen=True):
 
 
 class BudgetsReconciled(Struct, frozen=True, kw_only=True):
-    """One page of budgets: how many rows were corrected, how many budgets are wrong, and the id to continue after."""
+    """One page of budgets: how many rows were corrected, how many budgets are wrong, and the id to continue after.
+
+    `next_spent`: the execution to continue after in the ledger. None: the next page is the first.
+    """
 
     corrected: int
     wrong: int
     message: str | None = None
     next_id: UUID | None = None
+    next_spent: UUID | None = None
 
 
 class SpendEntry(Struct, frozen=True, kw_only=True):

@@ -102,12 +102,12 @@ AdmissionAnswer: TypeAlias = Admitted | AlreadyAdmitted | RateExceeded | Concurr
 
 
 class QuotaRound(Struct, frozen=True, kw_only=True):
-    """One page of the quota reconciler: what it removed, and the last policy it looked at (None: it was the last)."""
+    """One page of the quota reconciler: what it removed, and the last policy and key (None: it was the last page)."""
 
     entries: int
     slots: int
     heads: int
-    last_policy: QuotaPolicyId | None
+    last: tuple[UUID, str] | None
 
 
 class UnblockRound(Struct, frozen=True, kw_only=True):

@@ -266,5 +266,11 @@ CASES = [
     ),
     Case("reset_due_budgets", lambda world: {}, limit=by_field([*INTS, 0, 1001])),
     Case("collect_reservations", lambda world: {}, limit=by_field([*INTS, 0, 1001])),
-    Case("reconcile_budget_counters", lambda world: {}, after=by_field(UUIDS), limit=by_field([*INTS, 0, 1001])),
+    Case(
+        "reconcile_budget_counters",
+        lambda world: {},
+        after=by_field(UUIDS),
+        spent_after=by_field(UUIDS),
+        limit=by_field([*INTS, 0, 1001]),
+    ),
 ]

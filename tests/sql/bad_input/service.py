@@ -124,7 +124,12 @@ CASES = [
         limit=by_field([*INTS, 0, 1001]),
         after=by_field([5, "x", (), ("x", ""), (UUID(int=1), 5), (UUID(int=1), "\0"), (UUID(int=1), "", "")]),
     ),
-    Case("reconcile_quotas", lambda world: {}, limit=by_field([*INTS, 0, 1001]), after=by_field(UUIDS)),
+    Case(
+        "reconcile_quotas",
+        lambda world: {},
+        limit=by_field([*INTS, 0, 1001]),
+        after=by_field([5, "x", (), ("x", ""), (UUID(int=1), 5), (UUID(int=1), "\0"), (UUID(int=1), "", "")]),
+    ),
     Case("submit_hooks", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
     Case(
         "look_for_due",

@@ -12,7 +12,7 @@
 -- claim    The scan of a route must follow the index of ready rows, in its order, and stop early.
 -- audit    Wide unions over small sets: compiling or planning them takes longer than running them.
 -- log      Rules about all events: whatever the statistics say, they are joined by hash.
--- sample   The same rules for a few rows by key: a plan for whole tables would read them all.
+-- sample   The same rules for a few rows by key, and pages of reconcilers: a plan for whole tables would read them all.
 -- ring     Emptying a segment of the event log, or of best-effort frames, gives up when a reader holds it.
 do $settings$
 declare
@@ -26,18 +26,18 @@ begin
                 'block cancel cancel_as_operator change_priority check_admission claim_as_operator claim_granted complete complete_as_operator
                  create_executions create_one create_waitpoint delay delay_as_operator deliver_signal
                  deliver_signal_as_operator drop_frames drop_owned fail fail_as_operator find expire_suspension forget_usage heartbeat_worker issue_claim_grant issue_reclaim_grant
-                 mark_worker_dead open_wait park progress reclaim reconcile_quotas record_steps redact_execution refuse_signals register_worker release
+                 mark_worker_dead open_wait park progress reclaim record_steps redact_execution refuse_signals register_worker release
                  release_admission release_as_operator renew replay resume_execution revoke_lease run_one settle_wait signal_by_key stop_changed submit_child suspend unblock unblock_limited count_denials unwatch
                  update_quota_policy verify_grant
                  wait_children wait_children_as_operator use_budgets report_usage_admin record_spend create_budget update_budget
-                 bind_limit unbind_limit reset_budget release_budget reset_due_budgets collect_ended reconcile_budgets pause_for_budget
+                 bind_limit unbind_limit reset_budget release_budget reset_due_budgets collect_ended pause_for_budget
                  begin_answer create_api_key create_bulk finish_answer forget_answer note_api_key_use read_api_key read_executions revoke_api_key rotate_api_key
                  run_bulk stop_bulk'),
             ('reads', array['enable_hashjoin = off', 'enable_mergejoin = off', 'enable_seqscan = off', 'jit = off'],
                 'find_ids find_limits find_unreported find_unserved read_held count_held read_denials run_timers list_expired_leases may_submit read_outcomes read_steps read_budgets find_budgets read_usage in_namespaces'),
             ('sample', array['plan_cache_mode = force_generic_plan', 'enable_hashjoin = off', 'enable_mergejoin = off',
                              'enable_seqscan = off', 'enable_bitmapscan = off', 'jit = off'],
-                'audit_sample repair_floors'),
+                'audit_sample reconcile_budgets reconcile_quotas repair_floors'),
             ('graph', array['plan_cache_mode = force_generic_plan', 'enable_mergejoin = off', 'enable_seqscan = off',
                             'enable_bitmapscan = off', 'jit = off'],
                 'add_to_flow apply_edge cancel_children cancel_flow_header cancel_members cancel_siblings dispatch_cascades grow_flow

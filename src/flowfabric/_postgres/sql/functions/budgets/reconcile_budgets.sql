@@ -1,18 +1,20 @@
--- reconcile_budgets: compare the running numbers of one page of budgets with their rules
+-- reconcile_budgets: compare the running numbers of one page of budgets with their rules, and one page of the ledger
 --
 -- Called by the duty. Usage is never rewritten: wrong numbers are reported. It refreshes the mark of exhausted budgets, removes
--- ledger entries of purged executions, and budgets whose owner was purged.
--- Takes    p_after: the last id of the page before.
+-- budgets whose owner was purged, and what the ledger has of purged executions.
+-- Takes    p_after, p_spent: the last budget and the last execution in the ledger of the page before; null: from the first on.
+--          p_limit: how many of either.
 -- Locks    a budget whose mark is wrong.
--- Returns  how many rows were corrected or removed, how many budgets are wrong, the last problem, and the last id if there
---          may be more.
+-- Returns  how many rows were corrected or removed, how many budgets are wrong, the last problem, and where the next page
+--          begins; null: at the first.
 -- Roles    work, operate
-create or replace function flowfabric.reconcile_budgets(p_after uuid, p_limit integer)
-returns table (corrected integer, wrong integer, message text, last_id uuid)
+create or replace function flowfabric.reconcile_budgets(p_after uuid, p_spent uuid, p_limit integer)
+returns table (corrected integer, wrong integer, message text, last_id uuid, last_spent uuid)
 language plpgsql security definer as $$
 #variable_conflict use_column
 declare
     v_ids uuid[];
+    v_spent uuid[];
     v_id uuid;
     v_owners uuid[];
     v_heads flowfabric.budget_head[];
@@ -21,7 +23,7 @@ begin
     perform flowfabric.require_read_committed();
     corrected := 0; wrong := 0;
     select array_agg(q.id order by q.id) into v_ids
-    from (select b.id from flowfabric.budget b where p_after is null or b.id > p_after order by b.id limit p_limit) q;
+    from (select b.id from flowfabric.budget b where b.id > coalesce(p_after, flowfabric.zero_uuid()) order by b.id limit p_limit) q;
     last_id := case when cardinality(v_ids) >= p_limit then v_ids[cardinality(v_ids)] end;
     v_ids := coalesce(v_ids, '{}');
     select count(distinct u.id), max(format('budget %s: %s %s/%s', u.id, d.dim, d.used, d.hard)) into wrong, message
@@ -52,14 +54,24 @@ begin
             message := 'budget ' || v_id || ': ' || sqlerrm;
         end;
     end loop;
+    with recursive page as (
+        (select s.execution_id, 1 as n from flowfabric.budget_spend s
+         where s.execution_id > coalesce(p_spent, flowfabric.zero_uuid()) order by s.execution_id limit 1)
+        union all
+        select x.execution_id, p.n + 1 from page p cross join lateral (
+            select s.execution_id from flowfabric.budget_spend s
+            where s.execution_id > p.execution_id order by s.execution_id limit 1) x
+        where p.n < p_limit
+    )
+    select array_agg(p.execution_id order by p.execution_id) into v_spent from page p;
+    last_spent := case when cardinality(v_spent) >= p_limit then v_spent[p_limit] end;
     delete from flowfabric.budget_spend s where s.ctid = any (array(
-        select x.tid from unnest(v_ids) as u (id)
-        cross join lateral (select y.ctid as tid, y.execution_id, y.is_known from flowfabric.budget_spend y
-                            where y.budget_id = u.id offset 0) x
-        cross join flowfabric.deployment d
-        where x.is_known and not exists (
+        select x.tid from unnest(v_spent) as u (id) cross join flowfabric.deployment d
+        cross join lateral (select y.ctid as tid from flowfabric.budget_spend y
+                            where y.execution_id = u.id and y.is_known limit 1000) x
+        where not exists (
             select from flowfabric.execution e
-            where e.partition = flowfabric.partition_of(x.execution_id, d.flow_partitions) and e.id = x.execution_id offset 0)));
+            where e.partition = flowfabric.partition_of(u.id, d.flow_partitions) and e.id = u.id offset 0)));
     get diagnostics v_n = row_count;
     corrected := corrected + v_n;
     select array_agg(b.owner_id) into v_owners

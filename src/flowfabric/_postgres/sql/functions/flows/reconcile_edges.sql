@@ -1,7 +1,7 @@
 -- reconcile_edges: scan the groups in order for cascades that were missed, and run them.
 --
 -- Finds nothing unless there is a defect. Takes the position to continue after and returns the last one it checked,
--- null at the end.
+-- null at the end. Groups with many edges make a page shorter: no more of them begin once it has ten for each of p_limit.
 -- Roles    work, operate
 create or replace function flowfabric.reconcile_edges(
     p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer, p_namespace text, p_tag_key text, p_tag_value text)
@@ -13,18 +13,22 @@ declare
     v_partition integer[]; v_flow uuid[]; v_downstream uuid[]; v_state text[];
     v_edges uuid[]; v_edge_partition integer[]; v_edge_flow uuid[]; v_edge_downstream uuid[]; v_outcome text[];
     v_left integer[] := '{}';
+    v_found integer;
 begin
     perform flowfabric.require_read_committed();
     reconciled := 0;
-    select array_agg(g.partition), array_agg(g.flow_id), array_agg(g.downstream), array_agg(g.state)
-    into v_partition, v_flow, v_downstream, v_state
-    from (select x.* from flowfabric.edge_group x
-          where (x.partition, x.flow_id, x.downstream) > (
-              coalesce(p_partition, -1), coalesce(p_flow, flowfabric.zero_uuid()),
-              coalesce(p_downstream, flowfabric.zero_uuid()))
-          order by x.partition, x.flow_id, x.downstream limit p_limit) g;
+    select array_agg(g.partition) filter (where g.before < 10 * p_limit), array_agg(g.flow_id) filter (where g.before < 10 * p_limit),
+           array_agg(g.downstream) filter (where g.before < 10 * p_limit), array_agg(g.state) filter (where g.before < 10 * p_limit),
+           count(*)
+    into v_partition, v_flow, v_downstream, v_state, v_found
+    from (select y.*, sum(y.n) over (order by y.partition, y.flow_id, y.downstream) - y.n as before
+          from (select x.* from flowfabric.edge_group x
+                where (x.partition, x.flow_id, x.downstream) > (
+                    coalesce(p_partition, -1), coalesce(p_flow, flowfabric.zero_uuid()),
+                    coalesce(p_downstream, flowfabric.zero_uuid()))
+                order by x.partition, x.flow_id, x.downstream limit p_limit) y) g;
     scanned := coalesce(cardinality(v_flow), 0);
-    if scanned = p_limit then
+    if scanned = p_limit or scanned < v_found then
         partition := v_partition[scanned]; flow_id := v_flow[scanned]; downstream := v_downstream[scanned];
     end if;
     -- Applied and unresolved, though the upstream has ended in a run that counts, and no pending row will count it.
