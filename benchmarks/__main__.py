@@ -121,7 +121,7 @@ def scale_groups(server: Server, sizes: Sizes) -> list[Group]:
             Group([scale.ManyKinds(server, sizes, what, 1), scale.ManyKinds(server, sizes, what, 1000)], few)
             for what in ("kinds", "lanes")
         ),
-        Group([scale.IdleWorkers(server, sizes)], 1),
+        Group([scale.IdleWorkers(server, sizes)], few),
         Group(
             [
                 WorkersDrain(
@@ -146,7 +146,7 @@ def scale_groups(server: Server, sizes: Sizes) -> list[Group]:
                 scale.DutiesBesideStored(server, sizes, 1_000, "thousand"),
                 scale.DutiesBesideStored(server, sizes, sizes.stored, "million"),
             ],
-            1,
+            few,
         ),
     ]
 

@@ -11,7 +11,7 @@ import itertools
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import asyncpg
@@ -27,6 +27,7 @@ from benchmarks.stolen import Stolen
 from flowfabric._duties import ALL, DelayedPromotion, TimerRunner
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.worker import OwnWorker, Refreshed
 from flowfabric.worker.claims import Claims as WorkerClaims
 
@@ -216,7 +217,7 @@ class TimersRound:
 
 @dataclass(frozen=True)
 class ManyKinds:
-    """A claim of 50 and one without work, in ms, with 1 or 1,000 kinds or lanes, all of which had work before."""
+    """A claim of 50 and one without work, in ms, over 1 or 1,000 kinds or lanes, all of which had work before."""
 
     server: Server
     sizes: Sizes
@@ -236,26 +237,32 @@ class ManyKinds:
             for kind in kinds
         ]
         async with _engine(self.server, "bench_kinds", 1) as (dsn, engine):
+
+            async def claim() -> Sequence[Claimed]:
+                if self.what == "lanes":
+                    return await engine.claim_lanes(shares, limit=50, kinds=kinds, **_WORKER)
+                return await engine.claim_many(lanes[0], limit=50, kinds=kinds, **_WORKER)
+
+            shares = dict.fromkeys(lanes, 50 // self.count)  # of 50 among so many: most are 0
             for at in range(0, len(everywhere), 50):
                 await engine.create_many(everywhere[at : at + 50])
-            for lane in lanes:
-                while claimed := await engine.claim_many(lane, limit=50, kinds=kinds, **_WORKER):
-                    await _finish(engine, claimed)
+            while claimed := await claim():
+                await _finish(engine, claimed)
             connection = await asyncpg.connect(dsn)
             await connection.execute("update flowfabric.clock set shift = interval '1 minute'")
             await connection.close()
             for _ in range(self.count // 2 + 50):  # routes without work are forgotten a few at a time
-                await engine.claim_many(lanes[-1], limit=50, kinds=kinds, **_WORKER)
+                await claim()
             claims: list[float] = []
             idle: list[float] = []
             with Stolen() as stolen:
                 for _ in range(100):
                     begun = time.perf_counter()
-                    await engine.claim_many(lanes[-1], limit=50, kinds=kinds, **_WORKER)
+                    await claim()
                     idle.append(time.perf_counter() - begun)
                     await engine.create_many([everywhere[-1]] * 50)
                     begun = time.perf_counter()
-                    claimed = await engine.claim_many(lanes[-1], limit=50, kinds=kinds, **_WORKER)
+                    claimed = await claim()
                     claims.append(time.perf_counter() - begun)
                     await _finish(engine, claimed)
         medians = (statistics.median(claims) * 1000, statistics.median(idle) * 1000)
@@ -433,23 +440,84 @@ class _Counted:
         return worker
 
 
-@dataclass(frozen=True)
+# A tenth as many budgets and keys of a quota as executions, each key with an admission in its window; a ledger with an
+# entry for every execution. $1: how many budgets.
+_LIMITS = (
+    """
+with made as (
+    insert into flowfabric.budget (id, name, mode, dimensions, hard, soft, created_at, updated_at)
+    select gen_random_uuid(), 'budget ' || n, 'strict', '{t}', '{1000000000}', '{0}', now(), now()
+    from generate_series(1, $1::int) n
+    returning id, dimensions, hard, soft
+)
+insert into flowfabric.budget_head
+    (budget_id, seq, at, breaches, soft_breaches, generation, is_strict, dimensions, used, held, overrun, hard, soft)
+select m.id, 1, now(), 0, 0, 0, true, m.dimensions, '{100000000}', '{0}', '{0}', m.hard, m.soft from made m
+""",
+    """
+insert into flowfabric.budget_spend (budget_id, execution_id, generation, dimension, amount, recorded_at, is_known)
+select b.id, e.id, 0, 't', 1, now(), true
+from (select id from flowfabric.budget order by id limit least($1::int, 1)) b, flowfabric.execution e
+where e.creator = 'stored'
+""",
+    """
+with policy as (
+    insert into flowfabric.quota_policy
+        (id, name, key, window_seconds, max_requests, max_concurrent, jitter_ms, created_at, updated_at)
+    values (gen_random_uuid(), 'keyed', 't', 86400, 1000000, 0, 0, now(), now())
+    returning id
+), heads as (
+    insert into flowfabric.quota_head (policy_id, key)
+    select p.id, 'key ' || n from policy p, generate_series(1, $1::int) n
+    returning policy_id, key
+)
+insert into flowfabric.quota_entry (policy_id, key, id, partition, admitted_at)
+select h.policy_id, h.key, gen_random_uuid(), 0, now() from heads h
+""",
+)
+
+
+async def _store_limits_and_flows(dsn: str, engine: ff.Engine, stored: int) -> None:
+    """What duties pass over besides finished executions: limits, and flows whose members wait for one another."""
+    count, size = stored // 10, 1000
+    connection = await asyncpg.connect(dsn)
+    try:
+        for statement in _LIMITS:
+            await connection.execute(statement, count, timeout=300)
+        for start in range(0, count, size):
+            after = [NewEdge(upstream="first")]
+            members = [
+                NewNode(name=f"n{n}", execution=NewExecution(execution_kind="noop"), after=after)
+                for n in range(min(size, count - start))
+            ]
+            first = NewNode(name="first", execution=NewExecution(execution_kind="noop"))
+            await engine.submit_flow([first, *members[: size - 1]])
+        await connection.execute("vacuum analyze", timeout=600)
+    finally:
+        await connection.close()
+
+
+@dataclass
 class DutiesBesideStored:
-    """Server time of a minute of all duties, in ms, beside so many stored executions."""
+    """Server time of a minute of all duties, in ms, beside so many stored executions, their limits and flows.
+
+    The database is kept over the repetitions.
+    """
 
     server: Server
     sizes: Sizes
     stored: int
     name: str
+    _dsn: str | None = field(default=None, init=False)
 
     @property
     def series(self) -> Sequence[str]:
         return (f"scale.duties.{self.name}",)
 
     async def run(self) -> Sample:
-        async with _database(self.server, "bench_duties") as dsn, await ff.Engine.connect(dsn) as engine:
-            await engine.create_many([NewExecution(execution_kind="noop")])
-            await store(dsn, STORED, self.stored, self.sizes)
+        dsn = self._dsn or await self._prepare()
+        await self.server.settle()
+        async with await ff.Engine.connect(dsn) as engine:
             total = 0.0
             with Stolen() as stolen:
                 for kind in ALL:
@@ -462,3 +530,20 @@ class DutiesBesideStored:
                         await duty.run_once()
                     total += (time.perf_counter() - begun) * rounds / sampled
         return Sample({self.series[0]: total * 1000}, stolen.share)
+
+    async def _prepare(self) -> str:
+        dsn = await self.server.create_database(self._database)
+        await migrate_database(dsn)
+        async with await ff.Engine.connect(dsn) as engine:
+            await engine.create_many([NewExecution(execution_kind="noop")])
+            await store(dsn, STORED, self.stored, self.sizes)
+            await _store_limits_and_flows(dsn, engine, self.stored)
+        self._dsn = dsn
+        return dsn
+
+    @property
+    def _database(self) -> str:
+        return f"bench_duties_{self.name}"
+
+    async def close(self) -> None:
+        await self.server.drop_database(self._database)
