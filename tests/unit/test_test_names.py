@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
+_TEST = re.compile(r"(?m)^\s*(?:async )?def (test_\w+)\(")
 _NUMBERED = re.compile(r"(?m)^\s*(?:async )?def (test_(?:[a-z]?\d+_(?:and_)?)+)\w+\(")
 
 
@@ -13,3 +14,13 @@ def test_numbers_in_names_are_those_of_the_scenarios() -> None:
     listed = re.findall(r"(?m)^\| (A\d+) \|", (TESTS / "sql" / "scenarios.md").read_text())
     names = "".join(name for file in TESTS.rglob("test_*.py") for name in _NUMBERED.findall(file.read_text()))
     assert set(re.findall(r"_([a-z]?\d+)", names)) == {one.lower() for one in listed}
+
+
+def test_every_rule_and_mistake_of_streams_and_events_names_tests_that_exist() -> None:
+    listed = re.findall(r"(?m)^\| ([JE]\d+) \| .+ \| (.+) \|$", (TESTS / "sql" / "streams_and_events.md").read_text())
+    assert [number for number, _ in listed] == [*(f"J{n}" for n in range(1, 16)), *(f"E{n}" for n in range(1, 28))]
+    names = {name for file in TESTS.rglob("test_*.py") for name in _TEST.findall(file.read_text())}
+    for number, tests in listed:
+        named = re.findall(r"`(test_\w+)`", tests)
+        assert named, number
+        assert set(named) <= names, number

@@ -57,9 +57,10 @@ class Subscriptions(Operations):
         """Follow the events of several families, or of all, in the order of the log.
 
         `after` is a cursor as `EventCursor`, bytes or text; None: the events committed after this call returns,
-        and `EventCursor()` from the oldest event that is kept. Every event has its own `cursor`: store it after acting
-        on the event, and subscribe with it again. `filter` is an `EventFilter`. `heartbeats` includes those of workers.
-        With `checkpoints` a `Checkpoint` is yielded every 30 seconds, or after 10,000 events that did not match.
+        and `EventCursor()` from the oldest event that is kept. An empty cursor is refused. Every event has its own
+        `cursor`: store it after acting on the event, and subscribe with it again. `filter` is an `EventFilter`.
+        `heartbeats` includes those of workers. With `checkpoints` a `Checkpoint` is yielded every 30 seconds, or after
+        10,000 events that did not match.
         Raises `CursorRefused` if events after the cursor are missing.
         """
         return await self._follow(choice_of(families, filter, heartbeats=heartbeats), after, _same, checkpoints)
@@ -156,7 +157,7 @@ class Subscriptions(Operations):
 
 def start_of(after: Start) -> EventCursor | None:
     """Read a cursor in any of its forms; None: from now on."""
-    if after is None or after == b"":
+    if after is None:
         return None
     if isinstance(after, bytes | bytearray | memoryview):
         return EventCursor.decode(bytes(after))
