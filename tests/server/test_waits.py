@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import timedelta
 from uuid import UUID
 
@@ -124,6 +125,57 @@ async def test_a_payload_that_does_not_fit_is_refused_with_its_place_and_changes
     assert fits.json()["effect"] == "resume_condition_satisfied"
     (signal,) = (await plain_engine.read_signals(one.id)).items
     assert (signal.signal_name, signal.payload) == ("rejected", b'{"ok":false,"reason":"too dear"}')
+
+
+async def test_signals_and_decisions_take_bytes_and_give_them_back(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    raw = {"base64": "AAH/", "encoding": "raw"}
+    for route, members in (("signal", {"name": "photo"}), ("approve", {}), ("reject", {})):
+        one = await wait(plain_engine)
+        sent = await client.post(f"{one.path}/{route}", json={**members, "input": raw})
+        assert sent.json().get("effect") == "resume_condition_satisfied", sent.text
+        (stored,) = (await plain_engine.read_signals(one.id)).items
+        assert (stored.payload, stored.payload_encoding) == (b"\x00\x01\xff", "raw")
+        (read,) = (await client.get(f"{one.path}/signals")).json()["items"]
+        assert (read["payload"], read["payload_encoding"]) == (raw, "raw")
+    # In base64 or not: JSON is the same payload.
+    one = await wait(plain_engine, schema=DECISION)
+    coded = {"base64": base64.b64encode(b'{"ok": true}').decode()}
+    sent = await client.post(f"{one.path}/approve", json={"input": coded})
+    assert sent.json().get("effect") == "resume_condition_satisfied", sent.text
+    (read,) = (await client.get(f"{one.path}/signals")).json()["items"]
+    assert (read["payload"], read["payload_encoding"]) == ({"ok": True}, "json")
+    # A value that looks like bytes is a value.
+    one = await wait(plain_engine)
+    assert (await client.post(f"{one.path}/signal", json={"payload": raw})).status_code == 200
+    (stored,) = (await plain_engine.read_signals(one.id)).items
+    assert (stored.payload_encoding, b"AAH/" in (stored.payload or b"")) == ("json", True)
+
+
+async def test_wrong_bytes_of_a_signal_are_refused_with_their_place_and_change_nothing(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    one = await wait(plain_engine, schema=DECISION)
+    fits = base64.b64encode(b'{"ok": true}').decode()
+    for route in ("signal", "approve", "reject"):
+        for members, status, code, pointer in (
+            ({"payload": {"ok": True}, "input": {"base64": fits}}, 400, "invalid_input", "/input"),
+            ({"input": {"base64": "A"}}, 400, "invalid_input", "/input/base64"),
+            ({"input": {"base64": fits, "encoding": "x" * 300}}, 400, "invalid_input", "/input/encoding"),
+            ({"input": {"encoding": "raw"}}, 422, "invalid_request", "/input/base64"),
+            ({"input": fits}, 422, "invalid_request", "/input"),
+            ({"input": {"base64": "AAH/"}}, 422, "payload_refused", "/input"),
+            ({"input": {"base64": fits, "encoding": "raw"}}, 422, "payload_refused", "/input"),
+            ({"input": {"base64": base64.b64encode(b'{"ok": 1}').decode()}}, 422, "payload_refused", "/input"),
+        ):
+            answer = await client.post(f"{one.path}/{route}", json=members)
+            assert (answer.status_code, answer.json()["code"]) == (status, code), (members, answer.text)
+            assert [each["pointer"] for each in answer.json()["errors"]] == [pointer], (members, answer.text)
+    both = await client.post(f"{one.path}/reject", json={"input": {"base64": fits}, "reason": "no"})
+    assert (both.status_code, both.json()["errors"][0]["pointer"]) == (400, "/reason"), both.text
+    assert (await plain_engine.read_signals(one.id)).items == []
+    assert await state_of(plain_engine, one) == "suspended"
 
 
 async def test_a_signal_needs_a_key_among_several_and_a_token_with_a_waitpoint(
