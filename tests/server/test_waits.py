@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import base64
+import zlib
 from datetime import timedelta
 from uuid import UUID
 
 import httpx
 
 import flowfabric as ff
+from flowfabric.server.app import create_app
 from flowfabric.server.operation import Scope
-from flowfabric.server.service import Service
+from flowfabric.server.service import NoKeys, Service
 from flowfabric.values.callback import parse_callback
 from flowfabric.values.conditions import all_of
 from tests.server.conftest import MakeClient
@@ -176,6 +178,32 @@ async def test_wrong_bytes_of_a_signal_are_refused_with_their_place_and_change_n
     assert (both.status_code, both.json()["errors"][0]["pointer"]) == (400, "/reason"), both.text
     assert (await plain_engine.read_signals(one.id)).items == []
     assert await state_of(plain_engine, one) == "suspended"
+
+
+class Zlib:
+    name = "zlib"
+
+    def encode(self, data: bytes) -> bytes:
+        return zlib.compress(data)
+
+    def decode(self, data: bytes) -> bytes:
+        return zlib.decompress(data)
+
+
+async def test_bytes_that_the_codecs_of_the_app_wrote_are_checked_as_what_they_hold(plain_engine: ff.Engine) -> None:
+    service = Service(plain_engine, keys=NoKeys(), app=ff.App(codecs=[Zlib()]))
+    transport = httpx.ASGITransport(create_app(plain_engine, service=service), raise_app_exceptions=False)
+    one = await wait(plain_engine, schema=DECISION)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        for text, status in ((b'{"ok": 1}', 422), (b'{"ok": true}', 200)):
+            given = {"base64": base64.b64encode(zlib.compress(text)).decode(), "encoding": "json+zlib"}
+            answer = await client.post(f"{one.path}/signal", json={"input": given})
+            assert answer.status_code == status, answer.text
+        (read,) = (await client.get(f"{one.path}/signals")).json()["items"]
+    await service.close()
+    assert read["payload"] == {"ok": True}
+    (stored,) = (await plain_engine.read_signals(one.id)).items
+    assert (stored.payload, stored.payload_encoding) == (zlib.compress(text), "json+zlib")
 
 
 async def test_a_signal_needs_a_key_among_several_and_a_token_with_a_waitpoint(
