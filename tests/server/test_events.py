@@ -421,5 +421,11 @@ async def test_consumers_show_how_far_they_are(
     (found,) = (await client.get("/v1/consumers")).json()["items"]
     assert (found["name"], found["cursor"], found["lag"]) == ("billing", str(begin), 2)
     assert (found["families"], found["instance"], found["is_expired"]) == (["completion"], None, False)
+    for name in ("archive", "mail"):
+        await plain_engine.register_consumer(name, families=("completion",), start=EventCursor())
+    page = await client.get("/v1/consumers", params={"limit": 2})
+    assert [one["name"] for one in page.json()["items"]] == ["archive", "billing"]
+    rest = (await client.get(page.links["next"]["url"])).json()
+    assert ([one["name"] for one in rest["items"]], rest["next_cursor"]) == (["mail"], None)
     foreign = await client_of(Scope.READ, namespaces=("a",)).get("/v1/consumers")
     assert foreign.status_code == 403

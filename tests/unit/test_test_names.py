@@ -1,4 +1,4 @@
-"""Names of tests: sentences; a number in one belongs to a list in the repository, and each of the list has its test."""
+"""Names of tests: sentences; those that lists in the repository name exist, and each of the list has its test."""
 
 from __future__ import annotations
 
@@ -24,3 +24,12 @@ def test_every_rule_and_mistake_of_streams_and_events_names_tests_that_exist() -
         named = re.findall(r"`(test_\w+)`", tests)
         assert named, number
         assert set(named) <= names, number
+
+
+def test_the_list_of_what_the_reference_lacks_is_whole_and_names_tests_that_exist() -> None:
+    text = (TESTS / "server" / "lacks.md").read_text()
+    rows = re.findall(r"(?m)^\| (\d+) \|.*\|.*\|$", text)
+    assert rows == [str(n) for n in range(1, 38)]
+    for place in re.findall(r"`(\w+/test_\w+\.py(?:::\w+)?)`", text):
+        file, _, name = place.partition("::")
+        assert (f"def {name}(" if name else "def test_") in (TESTS / file).read_text(), place

@@ -351,7 +351,7 @@ FLOW_ELIGIBILITY = _value("flow_eligibility", 2, "status")
 STAGE_EDGES = _rows("stage_edges", 8, "code, place, revision")
 APPLY_EDGE = _rows("apply_edge", 7, "code, unsatisfied, detail")
 SET_GROUP_POLICY = _value("set_group_policy", 6, "code")
-READ_EDGES = _rows("read_edges", 5, "edge_id, upstream, downstream, data_passing_ref, applied_at, created_at")
+READ_EDGES = _rows("read_edges", 7, "edge_id, upstream, downstream, data_passing_ref, applied_at, created_at")
 RESOLVE_DEPENDENCY = _value("resolve_dependency", 6, "code")
 PROMOTE_BLOCKED = _value("promote_blocked", 2, "code")
 RECONCILE_EDGES = _rows("reconcile_edges", 7, "scanned, reconciled, partition, flow_id, downstream")
@@ -486,9 +486,9 @@ SCHEDULE_AS_DUE = _rows(
     "$1, null, null, 1",
     "name, kind, timing, catch_up, payload, payload_encoding, options, flowfabric.server_now() as now",
 )
-PAUSE_SCHEDULE = _value("set_schedule_paused", "$1, true, null", "found")
-RESUME_SCHEDULE = _value("set_schedule_paused", "$1, false, $2", "found")
-DELETE_SCHEDULE = _value("delete_schedule", 1, "found")
+PAUSE_SCHEDULE = _value("set_schedule_paused", "$1, true, null, $2", "found")
+RESUME_SCHEDULE = _value("set_schedule_paused", "$1, false, $2, $3", "found")
+DELETE_SCHEDULE = _value("delete_schedule", 2, "found")
 DUE_SCHEDULES = _rows(
     "due_schedules", 1, "name, kind, timing, catch_up, payload, payload_encoding, options, next_at, now, live_id"
 )

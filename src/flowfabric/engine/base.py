@@ -96,6 +96,8 @@ class FlowOperations(Operations):
         upstream: UUID | None = None,
         downstream: UUID | None = None,
         edge: UUID | None = None,
+        after: UUID | None = None,
+        limit: int | None = None,
     ) -> list[EdgeSnapshot]:
         found = await self._fetch(
             statements.READ_EDGES,
@@ -103,6 +105,8 @@ class FlowOperations(Operations):
             upstream,
             downstream,
             edge,
+            after,
+            limit,
             repeatable=True,
         )
         return [rows.edge(row, FlowId(flow[1])) for row in found]

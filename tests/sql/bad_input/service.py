@@ -237,7 +237,12 @@ CASES = [
     Case("read_schedule", lambda world: {"name": "s"}, name=by_field([None, "", *TEXTS])),
     Case("schedule_as_due", lambda world: {"name": "s"}, name=by_field([None, "", *TEXTS])),
     *(
-        Case(name, lambda world: {"name": "standing"}, name=by_field([None, "", *TEXTS]))
+        Case(
+            name,
+            lambda world: {"name": "standing"},
+            name=by_field([None, "", *TEXTS]),
+            expected=by_field([*MOMENTS, timedelta(1)]),
+        )
         for name in ("pause_schedule", "delete_schedule")
     ),
     Case(
@@ -245,6 +250,7 @@ CASES = [
         lambda world: {"name": "standing"},
         name=by_field([None, "", *TEXTS]),
         next_at=by_field([*MOMENTS, timedelta(1)]),
+        expected=by_field([*MOMENTS, timedelta(1)]),
     ),
     Case("due_schedules", lambda world: {}, limit=by_field(INTS)),
     Case(
