@@ -33,3 +33,14 @@ def test_the_list_of_what_the_reference_lacks_is_whole_and_names_tests_that_exis
     for place in re.findall(r"`(\w+/test_\w+\.py(?:::\w+)?)`", text):
         file, _, name = place.partition("::")
         assert (f"def {name}(" if name else "def test_") in (TESTS / file).read_text(), place
+
+
+def test_what_the_lists_of_scenarios_name_exists() -> None:
+    text = (TESTS / "sql" / "scenarios.md").read_text()
+    tests = "".join(file.read_text() for file in TESTS.rglob("test_*.py"))
+    rules = {file.stem for file in (TESTS.parent / "src/flowfabric/_postgres/sql/functions/audit").glob("*.sql")}
+    for letter, most in (("D", 65), ("I", 24)):
+        rows = re.findall(rf"(?m)^\| {letter}(\d+) \|.*`(\w+)`.*\|$", text)
+        assert [int(number) for number, _ in rows] == list(range(1, most + 1)), "each names a rule or a test"
+    for name in re.findall(r"`(\w+)`[,| ]", text):
+        assert name in rules or re.search(rf"def {name}\(", tests), name

@@ -16,6 +16,8 @@ class Unblock(Duty):
 
     Counts what claims were denied, with a debug line for each.
 
+    With a filter it makes only matching executions claimable. Routes and counts have no tenant.
+
     The backstop behind the calls that make room, and behind the workers that come and go.
     """
 
@@ -27,7 +29,7 @@ class Unblock(Duty):
         await self._count_denials()
         after = UUID(int=0), ""
         while True:
-            done = await self.engine.unblock_limited(limit=self.batch, after=after)
+            done = await self.engine.unblock_limited(limit=self.batch, after=after, filter=self.filter)
             changed += done.promoted
             self.report(done.failed, done.message)
             if done.looked < self.batch or done.last is None or self.stopping.is_set():

@@ -376,7 +376,7 @@ DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
 
 # Limits and quotas
 
-UNBLOCK_LIMITED = _rows("unblock_limited", 3, "promoted, looked, failed, message, last_limit, last_key")
+UNBLOCK_LIMITED = _rows("unblock_limited", 6, "promoted, looked, failed, message, last_limit, last_key")
 CREATE_QUOTA_POLICY = _value("create_quota_policy", 7, "code")
 UPDATE_QUOTA_POLICY = _value("update_quota_policy", 6, "code")
 LIST_QUOTA_POLICIES = _rows(
@@ -524,7 +524,7 @@ BEGIN_EPOCH = _value("begin_epoch", 0, "begun")
 
 RUN_ONE = _rows("run_one", 3, "code, state, lease_lost")
 RUN_TIMERS = _rows("run_timers", 7, "handled, failed, message, more, last_due_at")
-SWEEP = _value("sweep", 1, "n")
+SWEEP = _rows("sweep", 1, "grants, usage_keys, total")
 SUBMIT_HOOKS = _rows("submit_hooks", 1, "submitted, failed, message, more")
 NEXT_DUE = _value("next_due", 1, "at")
 LOOK_FOR_DUE = _rows("look_for_due", 5, "due, low_water, pause_ms, announced")
