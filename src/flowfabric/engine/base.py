@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -12,12 +12,15 @@ from flowfabric._postgres import rows, statements
 from flowfabric._postgres.database import Database
 from flowfabric._postgres.listen import Listener
 from flowfabric.engine.batch import Fences
-from flowfabric.engine.tails import StreamPermits, Streams, Tails
+from flowfabric.engine.tails import StreamPermits, Tails
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, StateError
 from flowfabric.values.flow import EdgeSnapshot
 from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_execution_id, parse_flow_id, partition_of_id
 from flowfabric.values.lease import Authority
 from flowfabric.values.page import Page
+
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
 
 _Item = TypeVar("_Item")
 _Cursor = TypeVar("_Cursor")
@@ -34,7 +37,7 @@ class Operations:
         self._background: list[Any] = []
         self._stream_ops = StreamPermits()
         self._followers: Any = None  # of the event log, made by the first subscription
-        self._tails = Tails(cast("Streams", self))
+        self._tails = Tails(cast("Engine", self))
 
     async def _fetch(self, sql: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:
         return await self._database.fetch(sql, args, repeatable=repeatable)
