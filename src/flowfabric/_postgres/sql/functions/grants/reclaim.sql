@@ -18,8 +18,7 @@ declare
     e flowfabric.execution;
     g flowfabric.claim_grant;
 begin
-    perform flowfabric.require_read_committed();
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    e := flowfabric.lock_execution(p_partition, p_id);
     v_now := flowfabric.now();
     select x.* into g from flowfabric.claim_grant x
     where x.partition = p_partition and x.id = p_id and x.kind = 'reclaim' and x.expires_at > v_now;
