@@ -1,4 +1,4 @@
-"""Durable consumers: effects in the same database happen once for each event, also after a process died or lost its turn."""
+"""Durable consumers: effects in the same database happen once for each event, also after a process dies."""
 
 from __future__ import annotations
 
