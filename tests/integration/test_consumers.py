@@ -1,4 +1,4 @@
-"""Durable consumers: effects in the same database happen once for each event, whoever dies and whoever works."""
+"""Durable consumers: effects in the same database happen once for each event, also after a process dies."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ async def test_the_last_use_is_noted_once_a_minute(keyed: Keyed, clock: Clock, s
         await client.get(CAPABILITIES)
         versions.append(await sql.fetchval("select xmin::text from flowfabric.api_key"))
     assert versions[0] == versions[1] == versions[2] != versions[3]
-    # Whoever guesses does not leave a trace of use.
+    # A request with a guessed secret is not a use of the key.
     await sql.execute("update flowfabric.api_key set last_used_at = null")
     keyed.now += 100
     await keyed.with_text(ApiKeyText.make(made.key_id).reveal()).get(CAPABILITIES)

@@ -1448,6 +1448,8 @@ async def test_flows_are_listed_page_by_page(engine: CheckedEngine) -> None:
     nothing = await engine.list_flows(7, limit=0)
     assert (list(nothing.items), nothing.next_cursor) == ([], None)
     assert list((await engine.list_flows(7, cursor=made[-1])).items) == []
+    with pytest.raises(ff.InvalidInput, match="of another partition"):
+        await engine.list_flows(8, cursor=made[0])
 
 
 async def test_the_status_in_a_list_comes_from_header_and_summary(

@@ -97,7 +97,7 @@ def standing_executions(placeholder: str = "${}", *, hashed: bool = False) -> st
     return _rows("standing_executions", given, "ordinal, code, id")
 
 
-# Through any driver too; they take the last bits of an id in place of the partition.
+# The rest of what is called through any driver; an id comes with its last bits in place of the partition.
 
 
 def read_kind(placeholder: str) -> str:
@@ -121,6 +121,11 @@ def read_nodes(placeholder: str) -> str:
         _rows("read_members", f"{placeholder.format(1)}::uuid, false, null, null, null", "id, node")
         + " where node is not null"
     )
+
+
+def set_wake(placeholder: str) -> str:
+    """Whether what the rest of the transaction submits notifies workers: `on` or `off`."""
+    return f"select set_config('flowfabric.wake', {placeholder.format(1)}::text, true) as wake"
 
 
 # Executions

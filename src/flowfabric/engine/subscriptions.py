@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.events import Choice, Events, check_cursor, choice_of
-from flowfabric.engine.followers import Followers, Log, Subscription
+from flowfabric.engine.events import Choice, check_cursor, choice_of
+from flowfabric.engine.followers import Followers, Subscription
 from flowfabric.errors import InvalidInput, NotAllowed
 from flowfabric.values.event import (
     CompletionEvent,
@@ -30,6 +30,9 @@ from flowfabric.values.event import (
 )
 from flowfabric.values.page import ScannerFilter
 
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
+
 Start = EventCursor | bytes | str | None
 _T = TypeVar("_T")
 
@@ -41,7 +44,7 @@ class Subscriptions(Operations):
     def followers(self) -> Followers:
         """The loop that reads the end of the log for all subscriptions of this engine."""
         if self._followers is None:
-            self._followers = Followers(cast("Log", self))
+            self._followers = Followers(cast("Engine", self))
         found: Followers = self._followers
         return found
 
@@ -127,7 +130,7 @@ class Subscriptions(Operations):
             found = Subscription(self.followers, chosen, start, make, checkpoints=checkpoints)
             await found.first_page()
             return found
-        end = await cast("Events", self).count_events()
+        end = await cast("Engine", self).count_events()
         found = Subscription(self.followers, chosen, end.cursor, make, checkpoints=checkpoints)
         self.followers.attach(found)
         return found

@@ -179,7 +179,7 @@ CASES = [
         "list_flows",
         lambda world: {"partition_key": 1},
         partition_key=by_field(PARTITIONS),
-        cursor=by_field(UUIDS),
+        cursor=by_field([*IDS[1:], UNKNOWN]),
         limit=by_field(INTS),
     ),
     Case(
