@@ -36,8 +36,9 @@ from generate_series(1, $1::integer) n
 join made m on m.kind = case when n % 10000 = 0 then 'rare' else 'common' end
 """
 _WRITE = """
+with log as materialized (select flowfabric.open_log(now()) as slot)
 insert into flowfabric.event (slot, occurred_at, partition, id, namespace, outcome)
-values (flowfabric.open_log(now()), now(), 1, gen_random_uuid(), '', 'success')
+select slot, now(), 1, gen_random_uuid(), '', 'success' from log
 """
 _PAGE = 256
 _IDLE = 0.35  # seconds after which a follower sleeps

@@ -1,12 +1,10 @@
-"""The server inside a program of your own: Starlette mounts it beside other routes."""
+"""The server inside a program of your own: FastAPI mounts it beside other routes."""
 
 import asyncio
 
 import httpx
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse
 
 import flowfabric as ff
 from flowfabric.server import create_app
@@ -20,14 +18,18 @@ async def greet(name: str) -> str:
     return f"hello {name}"
 
 
-async def home(_: Request) -> PlainTextResponse:
-    return PlainTextResponse("a shop")
+def make_web(engine: ff.Engine) -> FastAPI:
+    web = FastAPI()
 
+    @web.get("/", response_class=PlainTextResponse)
+    async def home() -> str:
+        return "a shop"
 
-def make_web(engine: ff.Engine) -> Starlette:
     # With `app=` the arguments of its tasks are checked before anything is stored.
+    # `Starlette(routes=[Mount("/flows", flows)])` does the same in a program without FastAPI.
     flows = create_app(engine, app=app, keys=ApiKeyCache(engine))
-    return Starlette(routes=[Route("/", home), Mount("/flows", flows)])
+    web.mount("/flows", flows)
+    return web
 
 
 async def main() -> None:

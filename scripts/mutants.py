@@ -1,6 +1,6 @@
 """Changes the SQL one line at a time and shows which tests notice.
 
-python scripts/mutants.py                    30 mutants of lease checks, 30 of transitions, 20 of audit rules
+python scripts/mutants.py                    30 mutants of lease checks, 30 of transitions, 20 of limits, 20 of rules
 python scripts/mutants.py --list             print them, run nothing
 python scripts/mutants.py --again            run those that survived once more
 python scripts/mutants.py --only lock_holders --count 100 --seed 2
@@ -40,19 +40,29 @@ SQL = ROOT / "src/flowfabric/_postgres/sql"
 RESULTS = ROOT / "build/mutants.jsonl"
 KILLED, KILLED_BY_FULL, SURVIVED = "killed", "killed by the full suite only", "survived"
 OPEN, BROKEN = "survived the short suite", "does not load"
-COUNTS = {"leases": 30, "transitions": 30, "audit": 20}
+COUNTS = {"leases": 30, "transitions": 30, "limits": 20, "audit": 20}
 
 GROUPS = {
     "leases": (
         "leases/lock_holders leases/refuse_holders leases/renew leases/claim leases/start_attempts leases/revoke_lease"
         " leases/mark_expired leases/offer_lost leases/end_capped leases/hold_one leases/holds_lease leases/progress"
-        " queue/take_ready queue/cover_ready queue/raise_floors grants/reclaim"
+        " leases/give_back leases/stop_changed queue/take_ready queue/cover_ready queue/raise_floors grants/reclaim"
+        " grants/claim_one"
     ),
     "transitions": (
-        "executions/complete executions/fail executions/cancel executions/replay executions/schedule_retries"
-        " executions/end_executions executions/block executions/unblock waits/park waits/suspend waits/write_suspension"
-        " waits/deliver_signal waits/settle_wait waits/close_suspension waits/resume flows/resolve_edges flows/decide"
-        " flows/cascade flows/skip_members flows/apply_edges duties/run_timers duties/due_executions"
+        "executions/create_executions executions/complete executions/fail executions/cancel_executions"
+        " executions/replay executions/schedule_retries executions/end_executions executions/block executions/unblock"
+        " waits/park waits/suspend waits/write_suspension waits/deliver_signal waits/record_signal waits/settle_wait"
+        " waits/close_suspension waits/resume waits/resume_execution waits/expire_suspension flows/resolve_edges"
+        " flows/decide flows/cascade flows/skip_members flows/apply_edges flows/cancel_children duties/run_timers"
+        " duties/due_executions"
+    ),
+    "limits": (
+        "limits/take_admitted limits/quota_rooms limits/lock_heads limits/move_aside limits/promote_limited"
+        " limits/unblock_limited limits/hold_slots limits/record_slots limits/give_slots quotas/check_admission"
+        " quotas/release_admission quotas/reconcile_quotas budgets/use_budgets budgets/apply_usage"
+        " budgets/collect_reservations budgets/settle_in budgets/end_reservations budgets/exhausted_budgets"
+        " budgets/pause_for_budget"
     ),
     "audit": " ".join(f"audit/{path.stem}" for path in sorted(SQL.glob("functions/audit/*.sql"))),
 }
@@ -61,18 +71,24 @@ GROUPS = {
 TESTS = {
     "leases": "refusals retry defects transitions grants events lanes suspend park steps versions log_epochs"
     " stop_changed workers old_snapshots concurrency bounds growth interleavings model",
-    "executions": "transitions refusals retry defects flows events timeline lanes suspend stop_changed children answers"
-    " erase flow_scenarios bounds concurrency interleavings model",
-    "waits": "suspend signals suspension_ends suspension_defects suspension_races park park_states conditions answers"
-    " transitions steps children suspension_interleavings model",
+    "executions": "transitions refusals retry create defects flows events timeline lanes suspend stop_changed children"
+    " answers erase bindings owned_budgets flow_defects flow_scenarios bounds concurrency interleavings model",
+    "waits": "suspend signals tokens suspension_ends suspension_defects suspension_races park park_states conditions"
+    " answers transitions steps children suspension_interleavings model",
     "flows": "flows flow_defects flow_scenarios flow_passing flow_queues children flow_model children_model"
     " flow_interleavings flow_stress",
     "duties": "retry suspension_ends defects park transitions erase schedules children streams answers bounds"
     " old_snapshots concurrency model",
-    "audit": "execution_audit flow_audit suspension_audit streams workers tokens children steps grants park_states"
-    " stop_changed transitions model",
+    "limits": "quotas bindings budget_admission budget_pauses limit_duties limit_sets limit_races scheduler"
+    " owned_budgets limit_audit budgets reservations scheduling_defects quota_interleavings budget_interleavings"
+    " quota_model budget_model quota_stress",
+    "budgets": "budgets reservations budget_pauses budget_defects budget_admission owned_budgets limit_duties"
+    " limit_races limit_audit bindings budget_interleavings budget_model",
+    "audit": "execution_audit flow_audit suspension_audit limit_audit budgets quotas bindings streams workers tokens"
+    " children steps grants park_states stop_changed transitions model",
 }
-TESTS["grants"] = TESTS["leases"]
+TESTS["grants"] = f"grants scheduler bindings limit_races {TESTS['leases']}"
+TESTS["quotas"] = TESTS["limits"]
 TESTS["queue"] = f"ready_floor {TESTS['leases']}"
 
 STATES = "'waiting' 'delayed' 'active' 'suspended' 'resumable' 'completed' 'failed' 'cancelled' 'expired' 'skipped'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,19 @@ def _address(text: str) -> str:
             "not an address", field=ENVIRONMENT["public_url"], allowed="http:// or https:// with a host, and a path"
         )
     return text.rstrip("/")
+
+
+_INTERVAL = re.compile(r"FLOWFABRIC_([A-Z_]+)_INTERVAL")
+
+
+def load_intervals(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what the environment says about the intervals of duties: `FLOWFABRIC_LEASE_EXPIRY_INTERVAL`, by its duty.
+
+    `Duties` reads it and knows the names. An empty variable counts as unset.
+    """
+    env = os.environ if environ is None else environ
+    found = ((_INTERVAL.fullmatch(variable), text.strip()) for variable, text in env.items())
+    return {match[1].lower(): text for match, text in found if match and text}
 
 
 # Of `flowfabric server`, which has an option of the same name for each, and what holds without either; None: unset.

@@ -12,6 +12,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric import settings
+from flowfabric._duties import ALL
 from tests.docs.pages import PAGES, ROOT, anchors, load, name
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -61,6 +62,7 @@ async def test_every_setting_of_a_deployment_has_a_line(sql: asyncpg.Connection[
 
 def test_every_environment_name_in_the_docs_exists() -> None:
     known = {*settings.ENVIRONMENT.values(), *settings.SERVER_ENVIRONMENT.values()}
+    known |= {f"FLOWFABRIC_{duty.name.upper()}_INTERVAL" for duty in ALL}
     for page in PAGES:
         assert set(re.findall(r"FLOWFABRIC_[A-Z_]*[A-Z]", page.read_text(encoding="utf-8"))) <= known, name(page)
 

@@ -462,13 +462,12 @@ async def test_what_another_branch_records_says_nothing_about_an_answer(
 ) -> None:
     """The worker dies after the answer is recorded, while the other branch continues."""
     wanted: list[Any] = [Decision]
-    held, refuse = asyncio.Event(), ff.Engine.refuse_signals
+    held, recorded_after, refuse = asyncio.Event(), asyncio.Event(), ff.Engine.refuse_signals
 
     async def dies(self: ff.Engine, authority: Any, *args: Any) -> None:
         held.set()
         if len(did) == 1:
-            while len(did) < 2:
-                await asyncio.sleep(0.005)
+            await recorded_after.wait()
             await self.revoke_lease(authority.execution_id)
             raise LeaseLost("lease_revoked")
         await refuse(self, authority, *args)
@@ -478,6 +477,7 @@ async def test_what_another_branch_records_says_nothing_about_an_answer(
         if not is_read:
             await held.wait()
         await ctx.step("after", did.entry("after"))
+        recorded_after.set()
 
     @app.task
     async def job(ctx: ff.Context) -> str:

@@ -1,4 +1,4 @@
-"""Durable consumers: effects in the same database happen once for each event, whoever dies and whoever works."""
+"""Durable consumers: effects in the same database happen once for each event, also after a process dies."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from flowfabric.values.event import CompletionEvent, EventCursor, EventFilter
 from tests import sampling
 from tests.each import each
 from tests.kept import *  # noqa: F403 - its fixtures
+from tests.sql.test_subscriptions import held_writer, write
 from tests.support import started
 from tests.until import until
 
@@ -109,6 +110,33 @@ async def test_a_running_consumer_gets_events_as_they_come_and_holds_no_connecti
         assert len(got) == 6
         (record,) = await engine.list_consumers()
         assert (record.instance, record.handled, record.failures) == (None, 6, 0)
+
+
+@each("how", ["a new one", "moved to the end of the log"])
+async def test_a_consumer_that_begins_now_gets_what_an_open_writer_commits_later(
+    database: str, ledger: Ledger, sql: asyncpg.Connection[Any], how: str
+) -> None:
+    """Its number is smaller than one that was committed before: the consumer gets both."""
+    await sql.execute("truncate ledger")
+    async with await ff.Engine.connect(database) as engine:
+        consumer = ff.Consumer(how, family="completion", start=None if how == "a new one" else START)
+        if how != "a new one":
+            await consumer.register(engine)
+        begin = (await engine.count_events()).cursor
+        other, transaction = await held_writer(database)
+        try:
+            await write(sql)
+            if how == "a new one":
+                await consumer.register(engine)
+            else:
+                await engine.set_consumer(how, None)
+        finally:
+            await transaction.commit()
+            await other.close()
+        expected = [one.execution_id for one in (await engine.read_events(after=begin)).items]
+        assert len(expected) == 2
+        assert await consumer.run_once(engine, ledger.add) == 2
+        assert await ledger.ids() == expected
 
 
 async def _works(engine: ff.Engine, name: str) -> bool:
@@ -531,6 +559,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"batch": 0}, "batch"),
     ({"batch": 10_001}, "batch"),
     ({"start": "x"}, "cursor"),
+    ({"start": ""}, "cursor"),
+    ({"start": b""}, "cursor"),
     ({"filter": EventFilter(instance_tag=("", "x"))}, "filter.instance_tag"),
     ({"filter": EventFilter(instance_tag=("x", "é" * 2100))}, "filter"),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +27,7 @@ from flowfabric._duties.record_expiry import RecordExpiry
 from flowfabric._duties.retention import Retention
 from flowfabric._duties.sibling_cancel import SiblingCancel
 from flowfabric._duties.sibling_repair import SiblingRepair
-from flowfabric.engine.timers import TimerKind
+from flowfabric.engine.timers import Round, TimerKind
 from flowfabric.errors import ExecutionNotActive
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.flow import FlowState
@@ -404,6 +404,34 @@ async def test_sweep_removes_only_expired_keys_and_grants(
     await clock.advance(minutes=2)
     assert await RecordExpiry(engine).run_once() == 1
     assert await sql.fetchval("select count(*) from flowfabric.claim_grant") == 0
+
+
+async def test_the_parts_of_the_sweep_are_counted_under_their_own_names(plain_engine: ff.Engine, clock: Clock) -> None:
+    seen: dict[str, list[int]] = {}
+
+    class Seen:
+        async def round(self, name: str, proceed: Callable[[], Awaitable[Round]]) -> Round:
+            done = await proceed()
+            seen.setdefault(name, []).append(done.handled)
+            return done
+
+        def leads(self, group: str, is_ours: bool) -> None:
+            raise AssertionError(group, is_ours)
+
+    duty = RecordExpiry(plain_engine)
+    duty.watcher = Seen()
+    duty.batch = 2
+    short = ExecutionPolicy(dedup_window=timedelta(minutes=1))
+    made = [await submit(plain_engine, idempotency_key=str(n), policy=short) for n in range(3)]
+    for one in made:
+        await plain_engine.issue_claim_grant(one, **WORKER, grant_ttl=timedelta(seconds=5))
+    budget = (await plain_engine.create_budget(name="b", dimensions=["t"], hard_limits=[9], soft_limits=[0])).budget_id
+    for key in ("a", "b"):
+        await plain_engine.report_usage_admin(budget, dimensions=["t"], deltas=[1], dedup_key=key)
+    await clock.advance(hours=25)
+    assert await duty.run_once() == 8
+    assert await duty.run_once() == 0
+    assert seen == {"grant_sweeper": [3, 0], "usage_dedup_sweeper": [2, 0]}
 
 
 async def test_sweep_continues_while_its_batch_is_full(plain_engine: ff.Engine, clock: Clock) -> None:

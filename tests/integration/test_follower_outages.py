@@ -37,7 +37,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def twenty(dsn: str, **options: Any) -> AsyncIterator[list[Events]]:
-    """Followers of leases in two processes, with and without filters, that wait at the end of the log."""
+    """Followers of leases in two engines, with and without filters, that wait at the end of the log."""
     async with contextlib.AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(await ff.Engine.connect(dsn, **options)) for _ in range(2)]
         filters = (None, EventFilter(kind="test"), EventFilter(namespace="n"), EventFilter(instance_tag=("a", "b")))

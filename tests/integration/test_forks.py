@@ -16,6 +16,7 @@ import pytest_asyncio
 import flowfabric as ff
 from flowfabric.errors import Conflict, InvalidInput, NotFound, StateError, TaskFailed, Unavailable
 from flowfabric.values.lane import LaneState
+from flowfabric.values.lease import Operator
 from flowfabric.values.step import NewStep
 from tests.each import each
 from tests.kept import *  # noqa: F403 - its fixtures
@@ -83,6 +84,7 @@ async def test_a_fork_keeps_the_steps_before_one_and_does_the_rest_anew(app: ff.
     made = await fork.get()
     assert (made.forked_from, made.forked_before) == (run.execution_id, "draft")
     assert (made.tags, made.priority, made.lane_id) == (before.tags, 7, before.lane_id)
+    assert made.creator_identity == before.creator_identity == ""
     assert (made.idempotency_key, made.parent_id, made.flow_id) == (None, None, None)
     assert [(await one.get()).forked_before for one in (second, listed)] == ["draft #2"] * 2
     assert (await whole.get()).forked_before is None
@@ -251,6 +253,49 @@ async def test_a_wait_that_is_asked_again_has_its_whole_time_again(app: ff.App, 
             await run.fork(before="nothing")
         # The names that `flowfabric show` lists.
         assert refused.value.allowed == ("approval, publish" if how == "wait_for" else "send, approval, publish")
+
+
+@pytest.mark.parametrize("what", ["an execution", "a flow"])
+async def test_an_end_that_is_waited_for_again_has_its_whole_time_again(app: ff.App, clock: Clock, what: str) -> None:
+    """Whether the old one still waits or has timed out: both wait for the same id, which is not that of a child."""
+
+    @app.task
+    async def other(ctx: ff.Context) -> str:
+        await ctx.wait_for("go")
+        return "done"
+
+    flow = app.flow("others")
+    flow.add(other, name="other")
+
+    @app.task
+    async def publish(ctx: ff.Context, awaited: str) -> str:
+        client = await app.client()
+        run: Any = client.run(awaited) if what == "an execution" else client.flow(awaited)
+        try:
+            return str(await run.result(timeout="1 hour"))
+        except ff.TimedOut:
+            return "timed out"
+
+    async def parked(run: ff.Run[str]) -> ff.Run[str]:
+        while (state := await run.state()) is not ff.State.WAITING_CHILDREN:
+            assert not state.is_terminal
+            await asyncio.sleep(0.01)
+        return run
+
+    async with working(app):
+        awaited: Any = await (other if what == "an execution" else flow).submit()
+        node = awaited if what == "an execution" else awaited["other"]
+        run = await parked(await publish.submit(awaited.id))
+        await clock.advance(minutes=50)
+        early = await parked(await run.fork())
+        await clock.advance(minutes=20)
+        assert await run.result() == "timed out"
+        late = await parked(await run.fork())
+        while not await node.waits():
+            await asyncio.sleep(0.01)
+        await node.signal(payload=None)
+        expected = "done" if what == "an execution" else "{'other': 'done'}"
+        assert [await early.result(), await late.result()] == [expected] * 2
 
 
 async def test_a_running_execution_can_be_forked_and_a_failed_one_too(app: ff.App) -> None:
@@ -433,8 +478,12 @@ async def test_a_fork_is_refused_with_a_reason_and_nothing_is_made(
     assert (refused.value.field, refused.value.allowed) == ("before_step", "a, b")
     with pytest.raises(InvalidInput, match="has not recorded a #2"):
         await engine.fork_execution(held.execution_id, before_step=("a", 1))
-    with pytest.raises(NotFound):
-        await engine.fork_execution(engine.mint_id(), before_step=None)
+    redacted = await submit(engine)
+    await engine.cancel(Operator(redacted), "no")
+    await engine.redact_execution(redacted)
+    for gone in (engine.mint_id(), redacted):
+        with pytest.raises(NotFound):
+            await engine.fork_execution(gone, before_step=None)
     for taken in (held.execution_id, await submit(engine)):
         with pytest.raises(Conflict, match="duplicate_submission") as conflict:
             await engine.fork_execution(held.execution_id, before_step=("b", 0), new_id=taken)
@@ -442,7 +491,7 @@ async def test_a_fork_is_refused_with_a_reason_and_nothing_is_made(
     await engine.set_lane_state("default", LaneState.DRAINING)
     with pytest.raises(StateError, match="lane_closed"):
         await engine.fork_execution(held.execution_id, before_step=None)
-    assert await sql.fetchval("select count(*) from flowfabric.execution") == 2
+    assert await sql.fetchval("select count(*) from flowfabric.execution") == 3
     assert await sql.fetchval("select count(*) from flowfabric.step") == 2
 
 

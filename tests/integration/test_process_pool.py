@@ -59,7 +59,7 @@ async def a_pool(size: int = 1) -> AsyncIterator[ProcessPool]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one whose parent is gone may be left for whoever adopts it to collect."""
+    """Whether a process has ended; one whose parent is gone stays until its new parent collects it."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -239,7 +239,8 @@ async def test_the_rounds_of_the_duties_and_who_leads_are_measured(database: str
         seen = sink.snapshot()
         assert seen.gauges == {'flowfabric_leads{group="duties"}': 1.0}
         assert seen.timings['flowfabric_duty_seconds{duty="delayed_promotion",outcome="ok"}'].count >= 1
-        assert seen.timings['flowfabric_duty_seconds{duty="record_expiry",outcome="ok"}'].count == 1
+        for duty in ("record_expiry", "grant_sweeper", "usage_dedup_sweeper"):
+            assert seen.timings[f'flowfabric_duty_seconds{{duty="{duty}",outcome="ok"}}'].count == 1
         assert not [series for series in seen.timings if "timer_runner" in series]
     assert sink.snapshot().gauges == {'flowfabric_leads{group="duties"}': 0.0}
 

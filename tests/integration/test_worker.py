@@ -24,6 +24,8 @@ import pytest
 import flowfabric as ff
 from flowfabric.errors import ConnectionFailed, ExecutionNotActive, TransportError
 from flowfabric.middleware import Middleware
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.policies import ExecutionPolicy
 from flowfabric.worker import second_thread
 from flowfabric.worker.schedules import ScheduleDuty, declare, fire
 from tests import sampling
@@ -883,6 +885,33 @@ async def test_what_was_submitted_before_a_worker_announced_its_sleep_and_commit
         await transaction.commit()
         assert await client.run(made.execution_id, kind=job.name).result(PATIENCE) == "done"
     await watching.close()
+
+
+async def test_a_worker_in_front_of_a_long_denied_backlog_asks_again_until_it_finds_work(
+    app: ff.App, sql: asyncpg.Connection[Any]
+) -> None:
+    """Each claim moves a thousand aside and takes nothing, until the one behind them."""
+
+    @app.task
+    async def job() -> str:
+        return "done"
+
+    client = await app.client()
+    engine = client.engine
+    spent = (await engine.create_budget(name="spent", dimensions=["t"], hard_limits=[1], soft_limits=[0])).budget_id
+    await engine.report_usage_admin(spent, dimensions=["t"], deltas=[1])
+    denied = [NewExecution(execution_kind=job.name, policy=ExecutionPolicy(budget_ids=(spent,)))] * 1000
+    for _ in range(7):
+        await engine.create_many(denied)
+    run = await job.submit()
+    # A call ends after 200 ms, however fast the server is.
+    await sql.execute("""
+        create function public.slow() returns trigger language plpgsql as $$
+        begin perform pg_sleep(0.21); return null; end $$;
+        create trigger slow after insert on flowfabric.blocked for each statement execute function public.slow()""")
+    async with working(app, poll=600, duties=False):
+        assert await run.result(PATIENCE) == "done"
+    assert await sql.fetchval("select count(*) from flowfabric.blocked") == 7000
 
 
 async def test_a_listener_whose_driver_is_confused_listens_again(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:

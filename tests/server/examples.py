@@ -18,6 +18,8 @@ from flowfabric.server.operation import Operation
 # Members whose smallest value is not a valid one.
 _VALUES: dict[str, Any] = {"scopes": ["read"], "filter": {"kinds": ["none of these"]}, "state": "active", "priority": 1}
 UNKNOWN = UUID("0b0e8400-e29b-41d4-a716-446655440000")
+# Refused with 503 by an app in a test: it has no metrics of its own, and not the owner's address.
+UNAVAILABLE = frozenset(("metrics", "rotate_waitpoint_secret"))
 
 
 def example(tp: Any, name: str = "") -> Any:
@@ -65,9 +67,12 @@ def path_of(operation: Operation, ids: Mapping[str, object]) -> str:
 
 def request_of(operation: Operation, ids: Mapping[str, object]) -> dict[str, Any]:
     """The arguments of a client's `request`."""
+    body = required(operation.body) if isinstance(operation.body, type(Struct)) else None
+    if body is not None:
+        body |= {name: str(one) for name, one in ids.items() if name in body}
     return {
         "method": operation.method,
         "url": path_of(operation, ids),
         "params": required(operation.query),
-        "json": required(operation.body) if isinstance(operation.body, type(Struct)) else None,
+        "json": body,
     }

@@ -248,6 +248,10 @@ async def test_usage_of_children_in_another_namespace_is_left_out(
     assert await shown(client) == sorted(map(str, ids))
     assert await shown(own) == sorted(map(str, ids[:2]))
     assert await shown(own, children="false") == [str(ids[0])]
+    page = await client.get(path, params={"limit": 2})
+    rest = (await client.get(page.links["next"]["url"])).json()
+    assert [one["execution_id"] for one in (*page.json()["items"], *rest["items"])] == sorted(map(str, ids))
+    assert (len(rest["items"]), rest["next_cursor"]) == (1, None)
 
 
 async def test_wrong_budgets_change_nothing(client: httpx.AsyncClient) -> None:

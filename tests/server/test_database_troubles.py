@@ -1,4 +1,4 @@
-"""A database that stores nothing, full or read-only: reads are answered, changes refused as something to repeat."""
+"""A database that is away, or stores nothing because it is full or read-only: refused as something to repeat."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import flowfabric as ff
 from flowfabric.server.app import create_app
 from flowfabric.server.service import NoKeys, Service
 from tests.each import Rows
+from tests.proxy import proxies
 from tests.support import submit
 
 FULL = """
@@ -97,3 +98,36 @@ async def test_what_cannot_be_stored_is_refused_with_a_problem_that_says_to_come
         target = await submit(plain_engine)
         changes["cancel"] = ("POST", f"/v1/executions/{target}/cancel", None)
         changes["priority"] = ("PUT", f"/v1/executions/{target}/priority", {"priority": 3})
+
+
+async def test_while_the_database_is_away_every_request_is_refused_as_something_to_repeat(
+    plain_engine: ff.Engine, database: str
+) -> None:
+    target = await submit(plain_engine)
+    requests = [
+        ("GET", f"/v1/executions/{target}", None),
+        ("GET", "/v1/executions", None),
+        ("GET", "/v1/events/page", None),
+        ("POST", "/v1/executions", {"execution_kind": "work"}),
+        ("PUT", f"/v1/executions/{target}/priority", {"priority": 3}),  # in one transaction with its row of the log
+        ("POST", f"/v1/executions/{target}/cancel", None),
+    ]
+    rows = Rows()
+    async with (
+        proxies(database) as (dsn, (proxy,)),
+        await ff.Engine.connect(dsn, reconnect_for=timedelta(0), notifications=False) as engine,
+        client_of(engine) as client,
+    ):
+        await proxy.close()
+        for method, path, body in requests:
+            for headers in ({}, {"Idempotency-Key": f"{method} {path}"}):
+                with rows.row((method, path, headers)):
+                    refused = await client.request(method, path, json=body, headers=headers)
+                    assert (refused.status_code, refused.json()["code"]) == (503, "transport"), refused.text
+                    assert int(refused.headers["retry-after"]) >= 1
+        await proxy.open()
+        for method, path, body in requests:
+            with rows.row((method, path, "afterwards")):
+                done = await client.request(method, path, json=body, headers={"Idempotency-Key": f"{method} {path}"})
+                assert done.status_code in (200, 201), done.text
+    rows.tell()

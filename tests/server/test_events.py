@@ -393,6 +393,8 @@ async def test_wrong_parameters_are_named(follow: Follow, client: httpx.AsyncCli
         ({"flow": "nothing"}, "flow"),
         ({"execution": "nothing"}, "execution"),
         ({"heartbeats": "perhaps"}, "heartbeats"),
+        ({"after": ""}, "after"),
+        ({"after": "nothing"}, "after"),
         ({"unknown": "1"}, "unknown"),
     ):
         async with follow(**params) as refused:
@@ -403,6 +405,11 @@ async def test_wrong_parameters_are_named(follow: Follow, client: httpx.AsyncCli
         assert page.status_code == refused.status
     for limit in ("0.5", "-1", "10001", "x"):
         assert (await client.get(f"{EVENTS}/page", params={"limit": limit})).status_code in (400, 422)
+    for cursor in ("", "nothing"):
+        page = await client.get(f"{EVENTS}/page", params={"cursor": cursor, "after": "0"})
+        assert page.status_code in (400, 422), cursor
+        (shown,) = page.json()["errors"]
+        assert "cursor" in (shown.get("parameter"), (shown.get("pointer") or "").strip("/")), shown
 
 
 async def test_consumers_show_how_far_they_are(
@@ -414,5 +421,11 @@ async def test_consumers_show_how_far_they_are(
     (found,) = (await client.get("/v1/consumers")).json()["items"]
     assert (found["name"], found["cursor"], found["lag"]) == ("billing", str(begin), 2)
     assert (found["families"], found["instance"], found["is_expired"]) == (["completion"], None, False)
+    for name in ("archive", "mail"):
+        await plain_engine.register_consumer(name, families=("completion",), start=EventCursor())
+    page = await client.get("/v1/consumers", params={"limit": 2})
+    assert [one["name"] for one in page.json()["items"]] == ["archive", "billing"]
+    rest = (await client.get(page.links["next"]["url"])).json()
+    assert ([one["name"] for one in rest["items"]], rest["next_cursor"]) == (["mail"], None)
     foreign = await client_of(Scope.READ, namespaces=("a",)).get("/v1/consumers")
     assert foreign.status_code == 403

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -17,6 +18,8 @@ from flowfabric.server.operation import Scope
 from flowfabric.server.service import NoKeys, Service
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.ids import ExecutionId
+from flowfabric.values.step import NewStep
+from flowfabric.values.stream import NewFrame
 from tests.server.conftest import MakeClient, Submit
 
 SECRET = "the arguments nobody should see"
@@ -189,6 +192,26 @@ async def test_the_result_is_bytes_and_its_absence_has_a_reason(
     gone = await client.get(url)
     assert (gone.status_code, gone.json()["code"]) == (410, "purged")
     assert (await client.get(f"/v1/executions/{uuid4()}/result")).status_code == 404
+
+
+async def test_bytes_that_are_no_text_arrive_unchanged_everywhere(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    raw, shown = b"\x00\xff\xfe", {"base64": "AP/+", "encoding": "raw"}
+    made = await client.post("/v1/executions", json={"execution_kind": "work", "input": shown})
+    url = f"/v1/executions/{made.json()['execution_id']}"
+    claimed = await claim(plain_engine)
+    assert (claimed.input_payload, claimed.payload_encoding) == (raw, "raw")
+    await plain_engine.record_steps([(claimed.handle, NewStep(name="s", result=raw, encoding="raw"))])
+    await plain_engine.append_frame(claimed.handle, NewFrame(payload=raw, encoding="raw"))
+    await plain_engine.complete(claimed.handle, raw, result_encoding="raw")
+    assert (await client.get(f"{url}/input")).json()["input"] == shown
+    assert (await client.get(f"{url}/steps")).json()["items"][0]["result"] == shown
+    assert (await client.get(f"{url}/attempts/0/stream")).json()["frames"][0]["payload"] == shown
+    assert (await client.get(f"{url}/result")).content == raw
+    assert (await client.get(f"{url}/outcome")).json()["result"] == shown
+    exported = json.loads((await client.get("/v1/export")).text)
+    assert (exported["input"], exported["result"]) == (shown, shown)
 
 
 async def test_the_history_of_an_execution_is_listed(

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 import flowfabric as ff
+from flowfabric.server import sse
 from flowfabric.server.keys import CACHED_FOR
 from flowfabric.values.api_key import ApiKeyText, Scope
 from tests.server.keyed import Keyed, MakeKeyed, without_instance
@@ -82,7 +83,7 @@ async def test_a_revoked_key_stops_working_within_five_seconds_on_every_process(
     assert await statuses() == [401, 200]
     second.now += CACHED_FOR
     assert await statuses() == [401, 401]
-    assert CACHED_FOR <= 5
+    assert CACHED_FOR + sse.CHECK_SECONDS <= 5  # the longest for a stream: what a check remembers, until the next check
 
 
 async def test_an_answer_is_cached_from_when_it_was_asked_for(keyed: Keyed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +155,7 @@ async def test_the_last_use_is_noted_once_a_minute(keyed: Keyed, clock: Clock, s
         await client.get(CAPABILITIES)
         versions.append(await sql.fetchval("select xmin::text from flowfabric.api_key"))
     assert versions[0] == versions[1] == versions[2] != versions[3]
-    # Whoever guesses does not leave a trace of use.
+    # A request with a guessed secret is not a use of the key.
     await sql.execute("update flowfabric.api_key set last_used_at = null")
     keyed.now += 100
     await keyed.with_text(ApiKeyText.make(made.key_id).reveal()).get(CAPABILITIES)

@@ -1,4 +1,4 @@
-"""Links: a page for people and JSON for programs; whoever guesses learns nothing."""
+"""Links: a page for people and JSON for programs; a guess tells nothing."""
 
 from __future__ import annotations
 

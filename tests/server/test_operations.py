@@ -21,6 +21,7 @@ from flowfabric.server.openapi import document, statuses
 from flowfabric.server.operation import CONTROL, Empty, Repeats, Scope, Within
 from flowfabric.server.operations import BY_NAME, NOT_BEHIND_HTTP, OPERATIONS
 from flowfabric.server.parameters import WORDS
+from flowfabric.server.requests import Reader
 from tests.docs.pages import ROOT, load
 from tests.each import Rows
 from tests.server.conftest import MakeClient
@@ -72,6 +73,37 @@ def test_every_operation_is_described_and_consistent() -> None:
             if one.scope is None:
                 assert not one.path.startswith("/v1/") or one.within is Within.NONE
     rows.tell()
+
+
+def test_no_request_has_a_clock_a_partition_or_an_id_of_its_path() -> None:
+    clock = {"now", "now_ms", "time", "timestamp", "created_at", "partition", "partition_id", "partition_key"}
+    rows = Rows()
+    for one in OPERATIONS:
+        with rows.row(one.name):
+            records = [one.query, *([one.body] if isinstance(one.body, type(Empty)) else [])]
+            given = {each.encode_name for record in records for each in fields(record)}
+            assert given & {*clock, *Reader(one).names} == set()
+    rows.tell()
+
+
+def test_every_union_of_records_says_by_status_which_it_is() -> None:
+    components = DOCUMENT["components"]["schemas"]
+    found = 0
+
+    def walk(node: Any) -> None:
+        nonlocal found
+        for member in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            walk(member)
+        if isinstance(node, dict):
+            choices = [one["$ref"] for one in node.get("oneOf", node.get("anyOf", ())) if "$ref" in one]
+            if len(choices) > 1:
+                words = [components[one.rpartition("/")[2]]["properties"]["status"]["const"] for one in choices]
+                assert len(set(words)) == len(words)
+                assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", one) for one in words), words
+                found += 1
+
+    walk(DOCUMENT)
+    assert found > 5
 
 
 def test_answers_with_an_id_link_to_the_operations_that_take_it() -> None:
@@ -176,7 +208,8 @@ def test_only_what_heeds_if_match_says_that_it_does() -> None:
         for operation in methods.values()
         if any(one["name"] == "If-Match" for one in operation["parameters"]) or "412" in operation["responses"]
     }
-    assert told == {"change_priority", "set_lane_state", "put_schedule", "update_budget", "update_quota"}
+    schedules = {"put_schedule", "delete_schedule", "pause_schedule", "resume_schedule"}
+    assert told == {"change_priority", "set_lane_state", "update_budget", "update_quota", *schedules}
 
 
 def test_the_document_is_openapi_that_refers_only_to_what_it_has() -> None:

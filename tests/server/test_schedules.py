@@ -122,6 +122,36 @@ async def test_a_schedule_that_was_changed_meanwhile_is_not_overwritten_but_one_
     assert sorted(one.status_code for one in several) == [200, 412, 412]
 
 
+async def test_a_schedule_that_was_changed_meanwhile_is_not_paused_resumed_or_deleted(
+    client: httpx.AsyncClient, plain_engine: ff.Engine, clock: Clock
+) -> None:
+    path = "/v1/schedules/beat"
+    made = await client.put(path, json={"execution_kind": "beat", "every_seconds": 60})
+    await clock.advance(seconds=90)
+    assert await ScheduleDuty(plain_engine).run_once() == 1  # that it fires is no change
+    paused = await client.post(f"{path}/pause", headers={"If-Match": made.headers["etag"]})
+    assert (paused.status_code, paused.json()["paused"]) == (200, True), paused.text
+    stale = {"If-Match": made.headers["etag"]}
+    changes = (("POST", f"{path}/pause"), ("POST", f"{path}/resume"), ("DELETE", path))
+    for method, where in changes:
+        late = await client.request(method, where, headers=stale)
+        assert (late.status_code, late.json()["code"]) == (412, "precondition_failed"), (method, where, late.text)
+    read = await client.get(path)
+    assert (read.json(), read.headers["etag"]) == (paused.json(), paused.headers["etag"])
+    resumed = await client.post(f"{path}/resume", headers={"If-Match": f"W/{read.headers['etag']}"})
+    assert (resumed.status_code, resumed.json()["paused"]) == (200, False), resumed.text
+    assert (await client.post(f"{path}/pause", headers={"If-Match": "*"})).status_code == 200
+    current = {"If-Match": (await client.get(path)).headers["etag"]}
+    several = await asyncio.gather(
+        *(client.request(method, where, headers=current) for method, where in (*changes, *changes))
+    )
+    done, *others = sorted(one.status_code for one in several)
+    assert done in (200, 204) and set(others) <= {404, 412}, [one.text for one in several]  # 404: it was deleted
+    for method, where in changes:
+        unknown = await client.request(method, where.replace("beat", "unknown"), headers=current)
+        assert unknown.status_code == 404, unknown.text
+
+
 async def test_a_schedule_that_an_app_declares_is_the_apps(client: httpx.AsyncClient, plain_engine: ff.Engine) -> None:
     await plain_engine.put_schedule(
         "declared", kind="beat", timing={"every_ms": 60_000}, next_at=None, options={"app": "shop"}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from datetime import timedelta
 from uuid import UUID
 
 import httpx
 
 import flowfabric as ff
+from flowfabric.server.app import create_app
 from flowfabric.server.operation import Scope
-from flowfabric.server.service import Service
+from flowfabric.server.service import NoKeys, Service
 from flowfabric.values.callback import parse_callback
 from flowfabric.values.conditions import all_of
 from tests.server.conftest import MakeClient
@@ -124,6 +127,83 @@ async def test_a_payload_that_does_not_fit_is_refused_with_its_place_and_changes
     assert fits.json()["effect"] == "resume_condition_satisfied"
     (signal,) = (await plain_engine.read_signals(one.id)).items
     assert (signal.signal_name, signal.payload) == ("rejected", b'{"ok":false,"reason":"too dear"}')
+
+
+async def test_signals_and_decisions_take_bytes_and_give_them_back(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    raw = {"base64": "AAH/", "encoding": "raw"}
+    for route, members in (("signal", {"name": "photo"}), ("approve", {}), ("reject", {})):
+        one = await wait(plain_engine)
+        sent = await client.post(f"{one.path}/{route}", json={**members, "input": raw})
+        assert sent.json().get("effect") == "resume_condition_satisfied", sent.text
+        (stored,) = (await plain_engine.read_signals(one.id)).items
+        assert (stored.payload, stored.payload_encoding) == (b"\x00\x01\xff", "raw")
+        (read,) = (await client.get(f"{one.path}/signals")).json()["items"]
+        assert (read["payload"], read["payload_encoding"]) == (raw, "raw")
+    # In base64 or not: JSON is the same payload.
+    one = await wait(plain_engine, schema=DECISION)
+    coded = {"base64": base64.b64encode(b'{"ok": true}').decode()}
+    sent = await client.post(f"{one.path}/approve", json={"input": coded})
+    assert sent.json().get("effect") == "resume_condition_satisfied", sent.text
+    (read,) = (await client.get(f"{one.path}/signals")).json()["items"]
+    assert (read["payload"], read["payload_encoding"]) == ({"ok": True}, "json")
+    # A value that looks like bytes is a value.
+    one = await wait(plain_engine)
+    assert (await client.post(f"{one.path}/signal", json={"payload": raw})).status_code == 200
+    (stored,) = (await plain_engine.read_signals(one.id)).items
+    assert (stored.payload_encoding, b"AAH/" in (stored.payload or b"")) == ("json", True)
+
+
+async def test_wrong_bytes_of_a_signal_are_refused_with_their_place_and_change_nothing(
+    client: httpx.AsyncClient, plain_engine: ff.Engine
+) -> None:
+    one = await wait(plain_engine, schema=DECISION)
+    fits = base64.b64encode(b'{"ok": true}').decode()
+    for route in ("signal", "approve", "reject"):
+        for members, status, code, pointer in (
+            ({"payload": {"ok": True}, "input": {"base64": fits}}, 400, "invalid_input", "/input"),
+            ({"input": {"base64": "A"}}, 400, "invalid_input", "/input/base64"),
+            ({"input": {"base64": fits, "encoding": "x" * 300}}, 400, "invalid_input", "/input/encoding"),
+            ({"input": {"encoding": "raw"}}, 422, "invalid_request", "/input/base64"),
+            ({"input": fits}, 422, "invalid_request", "/input"),
+            ({"input": {"base64": "AAH/"}}, 422, "payload_refused", "/input"),
+            ({"input": {"base64": fits, "encoding": "raw"}}, 422, "payload_refused", "/input"),
+            ({"input": {"base64": base64.b64encode(b'{"ok": 1}').decode()}}, 422, "payload_refused", "/input"),
+        ):
+            answer = await client.post(f"{one.path}/{route}", json=members)
+            assert (answer.status_code, answer.json()["code"]) == (status, code), (members, answer.text)
+            assert [each["pointer"] for each in answer.json()["errors"]] == [pointer], (members, answer.text)
+    both = await client.post(f"{one.path}/reject", json={"input": {"base64": fits}, "reason": "no"})
+    assert (both.status_code, both.json()["errors"][0]["pointer"]) == (400, "/reason"), both.text
+    assert (await plain_engine.read_signals(one.id)).items == []
+    assert await state_of(plain_engine, one) == "suspended"
+
+
+class Zlib:
+    name = "zlib"
+
+    def encode(self, data: bytes) -> bytes:
+        return zlib.compress(data)
+
+    def decode(self, data: bytes) -> bytes:
+        return zlib.decompress(data)
+
+
+async def test_bytes_that_the_codecs_of_the_app_wrote_are_checked_as_what_they_hold(plain_engine: ff.Engine) -> None:
+    service = Service(plain_engine, keys=NoKeys(), app=ff.App(codecs=[Zlib()]))
+    transport = httpx.ASGITransport(create_app(plain_engine, service=service), raise_app_exceptions=False)
+    one = await wait(plain_engine, schema=DECISION)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        for text, status in ((b'{"ok": 1}', 422), (b'{"ok": true}', 200)):
+            given = {"base64": base64.b64encode(zlib.compress(text)).decode(), "encoding": "json+zlib"}
+            answer = await client.post(f"{one.path}/signal", json={"input": given})
+            assert answer.status_code == status, answer.text
+        (read,) = (await client.get(f"{one.path}/signals")).json()["items"]
+    await service.close()
+    assert read["payload"] == {"ok": True}
+    (stored,) = (await plain_engine.read_signals(one.id)).items
+    assert (stored.payload, stored.payload_encoding) == (zlib.compress(text), "json+zlib")
 
 
 async def test_a_signal_needs_a_key_among_several_and_a_token_with_a_waitpoint(

@@ -779,7 +779,7 @@ OPERATIONS: tuple[Operation, ...] = (
             ("cancel", 23, ("K:cancelled",)),
             ("expire", 23, ("K:expired",)),
             ("auto_resume_with_timeout_signal", 21, ()),
-            ("escalate", 24, ("O:suspension_escalated",)),
+            ("escalate", 24, None),
         )
     ),
     Operation(

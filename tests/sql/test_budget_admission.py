@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import asyncpg
@@ -14,6 +15,7 @@ from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import BudgetId
 from flowfabric.values.policies import ExecutionPolicy
+from tests.each import Rows, each
 from tests.interleave import PATIENCE, Party, Stage, waiting
 from tests.support import WORKER, Clock
 
@@ -76,6 +78,98 @@ async def test_a11_a_budget_that_cannot_be_read_stops_the_claim(stage: Stage, pa
     await one.rollback()
     assert await states(two, made) == {(ff.State.WAITING, "waiting_for_worker", None)}
     assert await stage.watch.fetchval("select count(*) from flowfabric.quota_slot") == 0
+
+
+REFUSING = """
+create function public.refuse() returns trigger language plpgsql as $$ begin raise exception 'the disk is full'; end $$;
+create trigger refuse before insert on flowfabric.{} for each row execute function public.refuse()"""
+BROKEN = {
+    "budgets": "alter table flowfabric.budget_head rename to elsewhere",
+    "quota policies": "alter table flowfabric.quota_policy rename to elsewhere",
+    "the clock": "alter table flowfabric.clock rename to elsewhere",
+    "new slots": REFUSING.format("quota_slot"),
+    "new entries of windows": REFUSING.format("quota_entry"),
+}
+
+
+@each("what", BROKEN)
+@each("way", ["claim", "claim_for_worker"])
+async def test_what_cannot_be_read_or_written_stops_the_claim(stage: Stage, what: str, way: str) -> None:
+    await stage.empty()
+    one, two = await stage.company(2)
+    quota = (await one.create_quota_policy(name="q", max_requests_per_window=5, max_concurrent=5)).quota_policy_id
+    policy = ExecutionPolicy(budget_ids=(await budget(one),), quota_policy_ids=(quota,))
+    made = [(await one.create_many([NewExecution(execution_kind="k", policy=policy)]))[0].execution_id]
+    await one.begin()
+    await one.connection.execute(BROKEN[what])
+    with pytest.raises(asyncpg.PostgresError):
+        await (claim(one) if way == "claim" else one.claim_for_worker(**WORKER))
+    await one.rollback()
+    assert await states(two, made) == {(ff.State.WAITING, "waiting_for_worker", None)}
+    for table in ("quota_slot", "quota_entry", "claim_grant"):
+        assert await stage.watch.fetchval(f"select count(*) from flowfabric.{table}") == 0
+    await stage.audit()
+
+
+DAMAGES = {
+    "no numbers": "delete from flowfabric.budget_head",
+    "a negative limit": "update flowfabric.budget_head set hard = '{-1}'",
+    "a limit too few": "update flowfabric.budget_head set hard = '{}'",
+    "a limit too many": "update flowfabric.budget_head set hard = '{1,2}'",
+    "a limit that is null": "update flowfabric.budget_head set hard = '{null}'",
+    "a negative soft limit": "update flowfabric.budget_head set soft = '{-1}'",
+    "a negative usage": "update flowfabric.budget_head set used = '{-1}'",
+    "a usage too few": "update flowfabric.budget_head set used = '{}'",
+    "a negative amount held": "update flowfabric.budget_head set held = '{-1}'",
+}
+CHECKS = "constraint budget_head_has_numbers, drop constraint budget_head_positive"
+
+
+async def test_damaged_numbers_of_a_budget_admit_nothing_and_the_table_refuses_them(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    engine = plain_engine
+    damaged, sound = await budget(engine, "damaged", used=1), await budget(engine, "sound", used=1)
+    made = await many(engine, 1, damaged)
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "claim": lambda: claim(engine),
+        "claim_for_worker": lambda: engine.claim_for_worker(**WORKER),
+        "report": lambda: engine.report_usage_admin(damaged, dimensions=["tokens"], deltas=[1]),
+        "spend": lambda: engine.record_spend(damaged, made[0], {"tokens": 1}),
+    }
+    await sql.execute("create table public.saved as table flowfabric.budget_head")
+    for damage in list(DAMAGES.values())[1:]:
+        with pytest.raises(asyncpg.CheckViolationError):
+            await sql.execute(damage)
+    await sql.execute(f"alter table flowfabric.budget_head drop {CHECKS}")
+    cases = Rows()
+    for what, damage in DAMAGES.items():
+        await sql.execute(f"{damage} where budget_id = $1", damaged)
+        with cases.row(what):
+            for name, call in calls.items():
+                with pytest.raises(ff.FlowFabricError) as refused:
+                    await call()
+                assert (refused.value.kind, str(damaged) in str(refused.value)) == ("corruption", True), name
+            assert await states(engine, made) == {(ff.State.WAITING, "waiting_for_worker", None)}
+            # Nothing of another budget is in the way.
+            others = await many(engine, 1, sound, lane_id="other")
+            assert [one.execution_id for one in await engine.claim_many("other", **WORKER, limit=9)] == others
+            await engine.report_usage_admin(sound, dimensions=["tokens"], deltas=[1])
+            assert (await engine.reconcile_budget_counters()).wrong == 1
+        await sql.execute("delete from flowfabric.budget_head; insert into flowfabric.budget_head table public.saved")
+    await sql.execute("drop table public.saved")
+    cases.tell()
+    assert [one.execution_id for one in await claim(engine)] == made
+
+
+async def test_a_budget_without_numbers_that_nobody_created_limits_nothing(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    unknown = BudgetId(plain_engine.mint_id())
+    made = await many(plain_engine, 1, unknown)
+    await plain_engine.report_usage_admin(unknown, dimensions=["tokens"], deltas=[1])
+    await sql.execute("delete from flowfabric.budget_head")
+    assert [each.execution_id for each in await claim(plain_engine)] == made
 
 
 async def test_a_lost_lease_is_taken_over_under_an_exhausted_budget(engine: ff.Engine, clock: Clock) -> None:

@@ -141,6 +141,7 @@ async def test_a_signal_event_says_what_it_did_and_never_what_it_said(plain_engi
     async with await plain_engine.subscribe_signal_delivery(after=START) as events:
         first, again = await take(events, 2)
     assert (again.effect, again.signal_id, first.source_identity) == ("deduped", first.signal_id, "ada")
+    assert first.waitpoint_id == again.waitpoint_id == str(opened.details.waitpoint_id)
     stored = json.dumps([event.details for event in (await plain_engine.read_events()).items], default=str)
     assert "the secret" not in stored
     assert opened.details.waitpoint_token.reveal() not in stored

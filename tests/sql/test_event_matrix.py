@@ -1,10 +1,10 @@
-"""Which operation writes which events, and what their bodies contain: three tables, each row tried."""
+"""Which operation writes which events, and what their bodies contain: tables, each row tried."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
@@ -15,7 +15,6 @@ from flowfabric.values.event import (
     FAMILIES,
     CompletionEvent,
     Event,
-    EventCursor,
     Family,
     LeaseEvent,
     OperatorEvent,
@@ -28,6 +27,7 @@ from flowfabric.values.wait import AlreadySatisfied
 from tests.each import each
 from tests.sql.flowing import empty_flow, submitted
 from tests.sql.suspending import SuspendingWorld as World
+from tests.sql.test_subscriptions import COLUMNS
 from tests.support import OTHER, claim_one
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_servers]
@@ -216,7 +216,7 @@ def suspension_timeout(behavior: str) -> Callable[[World], Awaitable[Then]]:
 
 async def signal(world: World) -> Then:
     wait = await world.suspend()
-    return lambda: world.accept(wait)
+    return lambda: world.accept(wait, source_identity="me")
 
 
 async def signal_for_later(world: World) -> Then:
@@ -350,6 +350,26 @@ async def end_again(world: World) -> Then:
     return lambda: world.engine.complete(held.handle)
 
 
+async def register(world: World) -> Then:
+    return lambda: world.engine.register_worker("w", "w-1", lanes=["default"], liveness_ttl=SOON, namespace="n")
+
+
+async def beat(world: World) -> Then:
+    await (await register(world))()
+    return lambda: world.engine.heartbeat_worker("w-1", namespace="n")
+
+
+async def mark_dead(world: World) -> Then:
+    await (await register(world))()
+    return lambda: world.engine.mark_worker_dead("w-1", reason="broken", namespace="n")
+
+
+async def sweep_dead(world: World) -> Then:
+    await (await register(world))()
+    await world.clock.advance(seconds=31)
+    return lambda: world.engine.sweep_workers()
+
+
 # The operation, and its events by family: the word, and for a lease the reason and by whom.
 MATRIX: list[tuple[Callable[[World], Awaitable[Then]], dict[str, tuple[str | None, ...]]]] = [
     (create, {}),
@@ -406,16 +426,39 @@ MATRIX: list[tuple[Callable[[World], Awaitable[Then]], dict[str, tuple[str | Non
     (request_flow_cancel, {"operator": ("flow_cancel_requested",)}),
     (acknowledge_flow_cancel, {}),
     (end_again, {"lease": ("revoked", "completed", "backend"), "completion": ("success",)}),
+    (register, {"worker": ("registered",)}),
+    (beat, {"worker": ("heartbeat",)}),
+    (mark_dead, {"worker": ("marked_dead",)}),
+    (sweep_dead, {"worker": ("ttl_swept",)}),
 ]
 
 
 async def written(world: World, prepare: Callable[[World], Awaitable[Then]]) -> list[Event]:
-    """The events of an operation alone."""
+    """The events of an operation alone. What subscriptions make of them has the same values."""
     await world.wipe()
     then = await prepare(world)
     before = (await world.engine.count_events()).cursor
     await then()
+    for family, body in BODIES.items():
+        rows = (await world.engine.read_events(family=family, after=before)).items
+        if rows:
+            options = {"heartbeats": True} if family == "worker" else {}
+            async with await getattr(world.engine, body.subscription)(after=before, **options) as events:
+                for row in rows:
+                    compare(await anext(events), row, family)
     return list((await world.engine.read_events(after=before)).items)
+
+
+def compare(event: Any, row: Event, family: Family) -> None:
+    """The typed event has the word and the values of the row, and what its word says that it has."""
+    body = BODIES[family]
+    assert type(event) is body.kind
+    word = getattr(row, COLUMNS[family])
+    expected = {name: getattr(row, name, (row.details or {}).get(name)) for name in ENVELOPE | body.fields}
+    if "details" in body.fields:
+        expected["details"] = row.details or {}
+    assert {name: getattr(event, name) for name in event.__struct_fields__} == {body.word: word, **expected}
+    assert [name for name in body.words[word] if getattr(event, name) in (None, {})] == []
 
 
 @each(("prepare", "expected"), MATRIX)
@@ -424,13 +467,66 @@ async def test_each_operation_writes_the_events_of_the_matrix_and_no_others(
 ) -> None:
     found: dict[str, tuple[str | None, ...]] = {}
     for event in await written(world, prepare):
-        words = (event.lease_type, event.outcome, event.operator_type, event.signal_effect, event.worker_type)
-        for family, word in zip(FAMILIES, words, strict=True):
-            if word is not None:
-                assert family not in found, f"two events of {family}"
-                more = (event.reason, event.revoked_by) if family == "lease" else ()
-                found[family] = (word, *more)
+        for family in event.families:
+            assert family not in found, f"two events of {family}"
+            more = (event.reason, event.revoked_by) if family == "lease" else ()
+            found[family] = (getattr(event, COLUMNS[family]), *more)
     assert found == expected, prepare.__name__
+
+
+async def change_budget(world: World) -> Then:
+    budget = await limited(world)
+    return lambda: world.engine.update_budget(budget, raise_by={"t": 1})
+
+
+async def pass_soft_limit(world: World) -> Then:
+    budget = await limited(world)
+    return lambda: use(world, budget, 6)
+
+
+async def exhaust(world: World) -> Then:
+    budget = await limited(world)
+    await use(world, budget, 6)
+    return lambda: use(world, budget, 4)
+
+
+async def reset_exhausted(world: World) -> Then:
+    budget = await limited(world)
+    await use(world, budget, 10)
+    return lambda: world.engine.reset_budget(budget)
+
+
+async def change_quota(world: World) -> Then:
+    made = await world.engine.create_quota_policy(name="q", max_concurrent=1)
+    return lambda: world.engine.update_quota_policy(made.quota_policy_id, max_concurrent=2)
+
+
+async def limited(world: World) -> Any:
+    """A budget with a soft limit of 5 and a hard one of 10."""
+    made = await world.engine.create_budget(name="b", dimensions=["t"], hard_limits=[10], soft_limits=[5])
+    return made.budget_id
+
+
+async def use(world: World, budget: Any, amount: int) -> Any:
+    return await world.engine.report_usage_admin(budget, dimensions=["t"], deltas=[amount])
+
+
+# The events of limits, all of the operator family: a reset may be two.
+LIMITS: list[tuple[Callable[[World], Awaitable[Then]], list[str]]] = [
+    (change_budget, ["budget_changed"]),
+    (pass_soft_limit, ["budget_soft_limit_reached"]),
+    (exhaust, ["budget_exhausted"]),
+    (reset_exhausted, ["budget_reopened", "budget_reset"]),
+    (change_quota, ["quota_policy_changed"]),
+]
+
+
+@each(("prepare", "words"), LIMITS)
+async def test_limits_write_events_of_operators(
+    world: World, prepare: Callable[[World], Awaitable[Then]], words: list[str]
+) -> None:
+    found = await written(world, prepare)
+    assert [(event.families, event.operator_type) for event in found] == [(("operator",), word) for word in words]
 
 
 # The details of each type of operator events.
@@ -457,44 +553,102 @@ async def test_operator_events_have_the_details_of_their_type(
     assert fields <= set(details), prepare.__name__
 
 
-ENVELOPE = {"cursor", "occurred_at", "execution_id", "flow_id", "namespace", "tags"}
-# Each family: its subscription, its type, the field with its words, and the rest of its body.
-BODIES: list[tuple[Family, str, type, str, set[str]]] = [
-    ("completion", "subscribe_completion", CompletionEvent, "outcome", {"attempt_index"}),
-    (
-        "lease",
+class Body(NamedTuple):
+    """Of a family: its subscription, its type, the field with its word, the other fields of its body, and its words.
+
+    Each word with the fields that its events always have.
+    """
+
+    subscription: str
+    kind: Any
+    word: str
+    fields: set[str]
+    words: dict[str, set[str]]
+
+
+ENVELOPE = {"cursor", "occurred_at", "execution_id", "flow_id", "namespace", "tags", "lane_id", "execution_kind"}
+ABOUT = {"execution_id", "namespace", "lane_id", "execution_kind"}
+LEASE = {"lease_id", "lease_epoch", "attempt_id", "attempt_index", "worker_id", "worker_instance_id"}
+SIGNAL = {"signal_id", "waitpoint_id"}
+WORKER = {"namespace", "worker_id", "worker_instance_id"}
+BODIES: dict[Family, Body] = {
+    "completion": Body(
+        "subscribe_completion",
+        CompletionEvent,
+        "outcome",
+        {"attempt_index", "parent_id"},
+        {
+            "success": ABOUT | {"attempt_index"},
+            "failed": ABOUT | {"attempt_index"},
+            "cancelled": ABOUT,
+            "expired": ABOUT,
+            "skipped": ABOUT | {"flow_id"},
+        },
+    ),
+    "lease": Body(
         "subscribe_lease_history",
         LeaseEvent,
         "event_type",
+        LEASE | {"reason", "revoked_by"},
         {
-            "lease_id", "lease_epoch", "attempt_id", "attempt_index", "worker_id", "worker_instance_id", "reason",
-            "revoked_by",
+            "acquired": ABOUT | LEASE,
+            "renewed": ABOUT | LEASE,
+            "expired": ABOUT | LEASE | {"reason"},
+            "reclaimed": ABOUT | LEASE,
+            "revoked": ABOUT | LEASE | {"reason", "revoked_by"},
         },
     ),
-    ("signal", "subscribe_signal_delivery", SignalEvent, "effect", {"signal_id", "waitpoint_id", "source_identity"}),
-    ("operator", "subscribe_operator_events", OperatorEvent, "event_type", {"details"}),
-    ("worker", "subscribe_worker_events", RegistryEvent, "event_type", {"worker_instance_id", "namespace", "reason"}),
-]  # fmt: skip
+    "signal": Body(
+        "subscribe_signal_delivery",
+        SignalEvent,
+        "effect",
+        SIGNAL | {"source_identity"},
+        # The words with which the call answers.
+        {
+            "resume_condition_satisfied": ABOUT | SIGNAL,
+            "appended_to_waitpoint": ABOUT | SIGNAL,
+            "buffered_for_pending_waitpoint": ABOUT | SIGNAL,
+            "deduped": ABOUT | SIGNAL,
+        },
+    ),
+    "operator": Body(
+        "subscribe_operator_events",
+        OperatorEvent,
+        "event_type",
+        {"details", "reason", "actor"},
+        {
+            "priority_changed": ABOUT | {"details"},
+            "replayed": ABOUT | {"details"},
+            "flow_cancel_requested": {"flow_id", "namespace", "reason", "details"},
+            "resumed": ABOUT | {"details"},
+            "suspension_escalated": ABOUT | {"details"},
+            "budget_changed": {"details"},
+            "budget_reset": {"details"},
+            "budget_soft_limit_reached": {"details"},
+            "budget_exhausted": {"details"},
+            "budget_reopened": {"details"},
+            "quota_policy_changed": {"details"},
+        },
+    ),
+    "worker": Body(
+        "subscribe_worker_events",
+        RegistryEvent,
+        "event_type",
+        {"worker_id", "worker_instance_id", "reason"},
+        {"registered": WORKER, "heartbeat": WORKER, "marked_dead": WORKER | {"reason"}, "ttl_swept": WORKER},
+    ),
+}
 
 
-@each(("family", "subscription", "kind", "word", "body"), BODIES)
-async def test_each_family_has_a_subscription_and_a_type_with_its_body(
-    world: World, family: Family, subscription: str, kind: Any, word: str, body: set[str]
-) -> None:
-    assert set(kind.__struct_fields__) >= ENVELOPE | body | {word}
-    wait = await world.suspend()
-    await world.accept(wait, source_identity="me")
-    await world.engine.cancel(Operator(wait.id), "no")
-    await world.engine.replay_execution(wait.id)
-    await world.engine.register_worker("w", "w-1", lanes=["default"], liveness_ttl=SOON)
-    async with await getattr(world.engine, subscription)(after=EventCursor()) as events:
-        event = await anext(events)
-    assert type(event) is kind
-    assert getattr(event, word)
-
-
-async def test_the_tables_have_every_family() -> None:
-    assert {family for family, *_ in BODIES} == set(FAMILIES) == set(get_args(Family))
+async def test_the_tables_have_every_family_every_word_and_every_field() -> None:
+    """The operations above write all words of the bodies, and no others."""
+    assert set(BODIES) == set(FAMILIES) == set(get_args(Family)) == set(COLUMNS)
+    for family, body in BODIES.items():
+        assert set(body.kind.__struct_fields__) == ENVELOPE | body.fields | {body.word}
+        used = {expected[family][0] for _, expected in MATRIX if family in expected}
+        if family == "operator":
+            used |= {word for _, words in LIMITS for word in words}
+        assert used == set(body.words), family
 
 
 async def test_no_event_contains_a_token_a_secret_or_the_payload_of_a_signal(world: World) -> None:

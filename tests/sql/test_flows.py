@@ -1405,9 +1405,26 @@ async def test_edges_are_listed_by_side(engine: CheckedEngine) -> None:
     assert await engine.list_edges(FlowId(mint_uuid()), incoming=flow["d"]) == []
     assert await engine.describe_edge(other.id, flow.edges["a>b"]) is None
     assert await engine.describe_edge(flow.id, mint_uuid()) is None
-    for sides in ({}, {"outgoing": flow["a"], "incoming": flow["a"]}):
-        with pytest.raises(ff.InvalidInput, match="outgoing"):
-            await engine.list_edges(flow.id, **sides)
+    with pytest.raises(ff.InvalidInput, match="outgoing"):
+        await engine.list_edges(flow.id, outgoing=flow["a"], incoming=flow["a"])
+
+
+async def test_edges_are_listed_page_by_page(engine: CheckedEngine) -> None:
+    flow = await one_by_one(engine, DIAMOND)
+    every = sorted(flow.edges.values())
+    assert [one.edge_id for one in await engine.list_edges(flow.id)] == every
+    for size in (1, 3, 4, 5):
+        seen: list[UUID] = []
+        while page := await engine.list_edges(flow.id, after=seen[-1] if seen else None, limit=size):
+            assert len(page) <= size
+            seen += [one.edge_id for one in page]
+        assert seen == every
+    first, second = await engine.list_edges(flow.id, outgoing=flow["a"])
+    assert await engine.list_edges(flow.id, outgoing=flow["a"], limit=1) == [first]
+    assert await engine.list_edges(flow.id, outgoing=flow["a"], after=first.edge_id) == [second]
+    (first, second) = await engine.list_edges(flow.id, incoming=flow["d"])
+    assert await engine.list_edges(flow.id, incoming=flow["d"], after=first.edge_id, limit=9) == [second]
+    assert await engine.list_edges(FlowId(mint_uuid())) == []
 
 
 async def test_a_flow_belongs_to_its_members_alone(engine: CheckedEngine) -> None:
@@ -1431,6 +1448,8 @@ async def test_flows_are_listed_page_by_page(engine: CheckedEngine) -> None:
     nothing = await engine.list_flows(7, limit=0)
     assert (list(nothing.items), nothing.next_cursor) == ([], None)
     assert list((await engine.list_flows(7, cursor=made[-1])).items) == []
+    with pytest.raises(ff.InvalidInput, match="of another partition"):
+        await engine.list_flows(8, cursor=made[0])
 
 
 async def test_the_status_in_a_list_comes_from_header_and_summary(

@@ -131,7 +131,8 @@ DAMAGES: dict[str, tuple[Callable[[ff.Engine], Awaitable[None]], list[str]]] = {
         _spending,
         [
             f"update flowfabric.budget_head set used = '{{91}}' where seq = {_NEWEST}",
-            f"update flowfabric.budget_head set used = '{{-1}}' where seq = {_NEWEST}",
+            "alter table flowfabric.budget_head drop constraint budget_head_positive;"
+            f" update flowfabric.budget_head set used = '{{-1}}' where seq = {_NEWEST}",
         ],
     ),
     "budget_counters": (

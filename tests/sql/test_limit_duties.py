@@ -11,9 +11,12 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._duties import BudgetReconciler, BudgetReset, LimitOpening, QuotaReconciler, Unblock
+from flowfabric._duties import BudgetReconciler, BudgetReset, Duties, LimitOpening, QuotaReconciler, Unblock
+from flowfabric.errors import InvalidInput
 from flowfabric.values.budget import Reserved
 from flowfabric.values.ids import BudgetId, QuotaPolicyId
+from flowfabric.values.lease import Operator
+from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from tests.sql.plans import CountingEngine
 from tests.sql.test_budgets import admin, make
@@ -110,6 +113,74 @@ async def test_a_damaged_budget_holds_no_reservation_of_another_back(
     await sql.execute(rename, FIRST, "t")
     assert await duty.run_once() == 1
     assert (await plain_engine.get_budget_status(FIRST)).usage == {"t": 4}
+
+
+async def test_a_damaged_budget_keeps_no_execution_from_its_end(
+    plain_engine: ff.Engine, sql: SQL, clock: Clock
+) -> None:
+    """What it holds is given back once the budget is repaired."""
+    await make(plain_engine, {"t": 10}, budget_id=FIRST)
+    running = [await started(plain_engine, policy=ExecutionPolicy(budget_ids=(FIRST,))) for _ in range(3)]
+    for one in running:
+        assert isinstance(await plain_engine.reserve_usage(one.handle, {"t": 2}), Reserved)
+    await sql.execute("create table public.saved as table flowfabric.budget_head; delete from flowfabric.budget_head")
+    completed, cancelled, lapsed = running
+    await plain_engine.complete(completed.handle, b"")
+    await plain_engine.cancel(Operator(cancelled.execution_id), "enough")
+    await clock.advance(minutes=10)
+    await plain_engine.mark_lease_expired_if_due(lapsed.execution_id)
+    assert [(await state(plain_engine, one.execution_id))[0] for one in running] == ["completed", "cancelled", "active"]
+    assert (await plain_engine.collect_reservations()).failed == 1
+    await sql.execute("insert into flowfabric.budget_head select * from public.saved; drop table public.saved")
+    done = await plain_engine.collect_reservations()
+    assert (done.handled, done.failed) == (3, 0)
+    found = await plain_engine.get_budget_status(FIRST)
+    assert (found.usage, found.held) == ({"t": 4}, {}), "a cancel and a lost lease are charged"
+
+
+async def test_a_filtered_pass_makes_only_matching_executions_claimable(plain_engine: ff.Engine, sql: SQL) -> None:
+    policy = await quota(plain_engine, max_concurrent=1)
+    (first,) = await many(plain_engine, 1, policy)
+    theirs = await many(plain_engine, 2, policy, namespace="theirs", priority=5)
+    tagged = await many(plain_engine, 1, policy, namespace="ours", tags={"app.name": "a"})
+    ours = await many(plain_engine, 1, policy, namespace="ours")
+    (held,) = await claim(plain_engine, kinds=["k"], limit=1)
+    assert held.execution_id in theirs
+    assert await claim(plain_engine) == []
+    await make(plain_engine, {"t": 1}, budget_id=FIRST)
+    await admin(plain_engine, FIRST, t=1)
+    spent = [
+        await submit(plain_engine, namespace=name, policy=ExecutionPolicy(budget_ids=(FIRST,)))
+        for name in ("ours", "theirs")
+    ]
+    assert await claim(plain_engine) == []
+    # Both limits open behind the back of the calls that would promote.
+    await sql.execute("update flowfabric.quota_policy set max_concurrent = 2")
+    await sql.execute("update flowfabric.budget_head set used = '{0}', exhausted = null")
+    before = await sql.fetchval("select count(*) from flowfabric.limit_due")
+    tag = ScannerFilter(namespace="ours", instance_tag=("app.name", "a"))
+    assert await Unblock(plain_engine, filter=tag).run_once() == 1
+    assert await Unblock(plain_engine, filter=ScannerFilter(namespace="nobody")).run_once() == 0
+    assert (await state(plain_engine, tagged[0]))[0] == ff.State.WAITING
+    (taken,) = await claim(plain_engine)
+    assert taken.execution_id == tagged[0]
+    await sql.execute("update flowfabric.quota_policy set max_concurrent = 3")
+    assert await Unblock(plain_engine, filter=ScannerFilter(namespace="ours")).run_once() == 2
+    assert {(await state(plain_engine, one))[0] for one in (ours[0], spent[0])} == {ff.State.WAITING}
+    assert {(await state(plain_engine, one))[0] for one in (first, theirs[1], spent[1])} == {ff.State.RATE_LIMITED}
+    assert await sql.fetchval("select count(*) from flowfabric.limit_due") == before
+    with pytest.raises(InvalidInput, match="filter"):
+        await plain_engine.unblock_limited(filter=tag)
+
+
+async def test_duties_with_a_filter_leave_what_is_due_for_all_to_others(plain_engine: ff.Engine) -> None:
+    names = {type(duty).__name__ for duty, _ in Duties(plain_engine, [LimitOpening, Unblock])._loops}
+    assert names == {"TimerRunner", "Unblock"}
+    names = {
+        type(duty).__name__
+        for duty, _ in Duties(plain_engine, [LimitOpening, Unblock], filter=ScannerFilter(namespace="a"))._loops
+    }
+    assert names == {"Unblock"}
 
 
 async def test_a_limit_below_what_is_used_is_reported_once(

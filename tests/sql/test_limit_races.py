@@ -7,6 +7,7 @@ import random
 from datetime import timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 import flowfabric as ff
@@ -14,7 +15,7 @@ from flowfabric.errors import FlowFabricError
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.policies import ExecutionPolicy
-from flowfabric.values.quota import Admitted
+from flowfabric.values.quota import Admitted, RateExceeded
 from tests.interleave import PATIENCE, Stage, waiting
 from tests.sql.test_budgets import admin, make
 from tests.sql.test_quotas import claim, many, occupancy, quota, state, unblock, under
@@ -207,6 +208,80 @@ async def test_a_caller_with_a_shorter_window_does_not_empty_that_of_the_policy(
     limits: dict[str, Any] = {"rate_limit": 1, "concurrency_cap": 0, "window": timedelta(seconds=1)}
     assert isinstance(await engine.check_admission(policy, outside, **limits), Admitted)
     assert await claim(engine) == [], "the entries of the first are still inside the window of the policy"
+
+
+async def test_a_shorter_window_takes_nothing_from_a_longer_one_whoever_asks_for_it(
+    engine: CheckedEngine, clock: Clock
+) -> None:
+    """The longer one is a caller's beside the policy's, then the policy's beside a caller's; the reconciler passes."""
+    hour, minute = timedelta(hours=1), timedelta(minutes=1)
+    policy = await quota(engine, "short", max_requests_per_window=9, window=minute)
+    asked: dict[str, Any] = {"rate_limit": 3, "window": hour}
+    assert await engine.check_admission(policy, engine.mint_id(), **asked) == Admitted()
+    await clock.advance(minutes=20)
+    await many(engine, 1, policy)
+    assert len(await claim(engine)) == 1, "an admission of the policy counts for the caller too"
+    await clock.advance(minutes=20)
+    assert (await engine.reconcile_quotas()).entries == 0
+    for _ in range(2):  # a third caller, with a window between them
+        assert isinstance(
+            await engine.check_admission(policy, engine.mint_id(), rate_limit=9, window=30 * minute), Admitted
+        )
+    assert isinstance(await engine.check_admission(policy, engine.mint_id(), **asked), RateExceeded)
+    await clock.advance(minutes=21)
+    assert (await engine.reconcile_quotas()).entries == 1, "the first has left the longest window"
+    assert isinstance(await engine.check_admission(policy, engine.mint_id(), **asked), RateExceeded)
+
+    policy = await quota(engine, "long", max_requests_per_window=1, window=hour)
+    _, second = await many(engine, 2, policy)
+    assert len(await claim(engine)) == 1
+    await clock.advance(minutes=20)
+    shorter: dict[str, Any] = {"rate_limit": 1, "window": 30 * minute}
+    assert isinstance(await engine.check_admission(policy, engine.mint_id(), **shorter), RateExceeded)
+    await clock.advance(minutes=20)
+    await engine.reconcile_quotas()
+    await unblock(engine)
+    assert await claim(engine) == []
+    assert (await state(engine, second))[0] == ff.State.RATE_LIMITED
+
+
+async def test_a_window_that_nobody_asks_for_any_more_is_forgotten(
+    engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
+) -> None:
+    minute = timedelta(minutes=1)
+    policy = await quota(engine, max_requests_per_window=1000, window=minute)
+
+    async def ask(minutes: int) -> None:
+        assert await engine.check_admission(policy, engine.mint_id(), window=minutes * minute) == Admitted()
+
+    async def left() -> int:
+        await engine.reconcile_quotas()
+        return int(await sql.fetchval("select count(*) from flowfabric.quota_entry"))
+
+    await ask(60)
+    await clock.advance(minutes=59)
+    await many(engine, 1, policy)
+    await claim(engine)
+    assert await left() == 2
+    await clock.advance(minutes=122)  # three times as long as the window
+    await many(engine, 1, policy)
+    await claim(engine)
+    await clock.advance(minutes=2)
+    assert await left() == 0, "the minute of the policy is left"
+
+    await ask(60)
+    await engine.check_admission(policy, engine.mint_id(), dimension="other", window=60 * minute)
+    await clock.advance(minutes=100)
+    await ask(30)
+    assert await left() == 1
+    await clock.advance(minutes=59)
+    assert await left() == 1, "an hour is not forgotten because others ask for less"
+    await ask(30)
+    assert await left() == 1, "by now it is: half an hour is left"
+    await clock.advance(minutes=20)
+    assert await left() == 1
+    await clock.advance(minutes=11)
+    assert await left() == 0
 
 
 async def test_a_dead_slot_of_another_key_does_not_hide_a_claim_from_the_cap(

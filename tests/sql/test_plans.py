@@ -765,6 +765,8 @@ CALLS = [
     Call("set_group_policy", 1, lambda g: g.engine.set_edge_group_policy(g.loose.flow_id, g.members[0], AnyOf())),
     Call("read_edges", N, lambda g: g.engine.list_edges(g.wide.flow_id, incoming=g.wide.nodes["z"])),
     Call("read_edges", N, lambda g: g.engine.list_edges(g.wide.flow_id, outgoing=g.wide.nodes["a"])),
+    Call("read_edges", 5, lambda g: g.engine.list_edges(g.wide.flow_id, limit=5)),
+    Call("read_edges", 5, lambda g: g.engine.list_edges(g.wide.flow_id, after=EDGE, limit=5)),
     Call("read_edges", 1, lambda g: g.engine.describe_edge(g.wide.flow_id, EDGE)),
     Call("resolve_dependency", N, resolve, found_edge),
     Call("promote_blocked", 1, lambda g: g.engine._fetch(statements.PROMOTE_BLOCKED, *g.engine._at(g.wide.nodes["z"]))),

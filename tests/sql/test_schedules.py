@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric.errors import ValidationFailed
+from flowfabric.errors import Contention, ValidationFailed
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.schedule import Schedule
 from tests.interleave import PATIENCE, Party, settled, waiting
@@ -60,6 +60,29 @@ async def test_a_schedule_that_was_changed_since_is_not_overwritten(world: World
     assert await put(world.engine, kind="other", expected=first) == "changed"
     assert await put(world.engine, kind="third", expected=first) == "mismatch"
     assert (await read(world.engine)).kind == "other"
+
+
+async def test_a_schedule_that_changed_since_it_was_read_is_not_paused_resumed_or_deleted(world: World) -> None:
+    engine = world.engine
+    await put(engine)
+    first = (await read(engine)).updated_at
+    await world.clock.advance(seconds=1)
+    await engine.pause_schedule("s", expected=first)
+    paused = await read(engine)
+    assert (paused.paused, paused.updated_at > first) == (True, True)
+    for change in (engine.pause_schedule, engine.resume_schedule, engine.delete_schedule):
+        for name in ("s", "unknown"):
+            with pytest.raises(Contention, match="changed or deleted") as refused:
+                await change(name, expected=first)
+            assert refused.value.kind == "stale_definition"
+    assert await read(engine) == paused
+    await engine.resume_schedule("s", expected=paused.updated_at)
+    resumed = await read(engine)
+    assert not resumed.paused
+    # That it fires is no change.
+    await fire(engine)
+    await engine.delete_schedule("s", expected=resumed.updated_at)
+    assert await engine.read_schedule("s") is None
 
 
 async def test_schedules_of_one_namespace_are_listed(world: World) -> None:

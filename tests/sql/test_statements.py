@@ -3,6 +3,7 @@ columns; and every function that a worker's role may call is called by a stateme
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -13,14 +14,23 @@ from flowfabric._postgres import rows, statements
 
 FUNCTION = re.compile(r"flowfabric\.(\w+)\(")
 COLUMN_LISTS = {"VERDICT", "CLAIMED", "EVENT"}
-CALLS = {
-    name: text
-    for name, text in vars(statements).items()
-    if name.isupper() and not name.startswith("_") and name not in COLUMN_LISTS
-} | {
-    "create_executions, hashed": statements.create_executions(hashed=True),
-    "standing_executions, hashed": statements.standing_executions(hashed=True),
+RENDERED = {
+    name: render
+    for name, render in vars(statements).items()
+    if inspect.isfunction(render) and render.__module__ == statements.__name__ and not name.startswith("_")
 }
+CALLS = (
+    {
+        name: text
+        for name, text in vars(statements).items()
+        if name.isupper() and not name.startswith("_") and name not in COLUMN_LISTS
+    }
+    | {name: render("${}") for name, render in RENDERED.items()}
+    | {
+        "create_executions, hashed": statements.create_executions(hashed=True),
+        "standing_executions, hashed": statements.standing_executions(hashed=True),
+    }
+)
 
 
 async def test_every_statement_fits_the_functions_it_calls(sql: asyncpg.Connection[Any]) -> None:
@@ -32,6 +42,13 @@ async def test_every_statement_fits_the_functions_it_calls(sql: asyncpg.Connecti
         columns = [attribute.name for attribute in prepared.get_attributes()]
         assert len(columns) == len(set(columns)), name
         assert "*" not in text.split(" from ")[0], name
+
+
+def test_a_statement_for_any_driver_is_rendered_with_its_marks() -> None:
+    for name, render in RENDERED.items():
+        marks = re.findall(r"\$\d+", render("${}"))
+        assert marks == [f"${n}" for n in range(1, len(marks) + 1)], name
+        assert render("%s") == re.sub(r"\$\d+", "%s", render("${}")), name
 
 
 def test_events_are_read_by_position_in_the_order_of_their_columns() -> None:

@@ -319,6 +319,25 @@ async def test_an_event_whose_number_was_drawn_earlier_and_committed_later_is_no
     await follower.aclose()
 
 
+@each("family", list(COLUMNS))
+async def test_from_now_on_includes_what_an_open_writer_commits_after_the_call(
+    database: str, sql: asyncpg.Connection[Any], plain: ff.Engine, family: str
+) -> None:
+    """Its number is smaller than one that was committed before the call: that one is delivered as well."""
+    begin = await end_of_log(plain)
+    other, transaction = await held_writer(database, family)
+    try:
+        await write(sql, family)
+        follower = await plain.follow((family,))  # type: ignore[arg-type]
+    finally:
+        await transaction.commit()
+        await other.close()
+    expected = [one.cursor for one in (await plain.read_events(family=family, after=begin)).items]
+    assert len(expected) == 2
+    assert [one.cursor for one in await take(follower, 2)] == expected
+    await follower.aclose()
+
+
 @pytest.mark.parametrize("seed", sampling.seeds(1, 2, 3, 4, 5, 6, 7, 8))
 async def test_writers_that_end_in_any_order_lose_no_reader_an_event(
     database: str, sql: asyncpg.Connection[Any], plain: ff.Engine, seed: int
@@ -693,6 +712,8 @@ def _any(value: Any) -> Any:
 # Arguments, the field that the error names, and what it says.
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"after": ""}, "cursor", "not a cursor"),
+    ({"after": b""}, "cursor", "not a cursor"),
+    ({"after": bytearray()}, "cursor", "not a cursor"),
     ({"after": b"\x03" + bytes(12)}, "cursor", "not a cursor"),
     ({"after": b"\x02" + bytes(9)}, "cursor", "not a cursor"),
     ({"after": "1700000000000-0"}, "cursor", "not a cursor"),

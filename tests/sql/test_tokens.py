@@ -561,7 +561,7 @@ async def test_a_purge_takes_no_kid_that_still_verifies(
 
     async def purge(kid: str) -> int:
         if how == "sweep":
-            return await engine.sweep()
+            return (await engine.sweep()).total
         answer = await rotate(engine, kid, C)
         assert isinstance(answer, Rotated)
         return answer.gc_count

@@ -278,6 +278,7 @@ def test_a_bad_partition_key_says_what_is_wrong(text: object, why: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         PartitionKey.parse(text)
     assert caught.value.problem.startswith(f"{why}: ")
+    assert str(caught.value.allowed).startswith("a number from 0 to 65535, or ")
 
 
 @pytest.mark.parametrize("lane", ["default", "a", "x" * 64, "with space", "~!@#", " "])

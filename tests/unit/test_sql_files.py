@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 
+import flowfabric
 from flowfabric._postgres import build
 
+_SQL = re.compile(r"(?i)\s*(select\s|insert into |delete from |update .* set |with \w+ as |set_config\()")
 _CREATE = re.compile(r"(?m)^create or replace function flowfabric\.(\w+)\(")
 FILES = {path.removeprefix("functions/"): sql for path, sql in build.sql_files("functions")}
 
@@ -55,6 +59,18 @@ def functions(sql: str) -> list[str]:
 def body(sql: str, name: str) -> str:
     start = sql.index(f"function flowfabric.{name}(")
     return sql[start : sql.index("$$;\n", start)]
+
+
+def test_no_other_folder_has_sql() -> None:
+    package = Path(flowfabric.__file__).parent
+    found = [
+        f"{path.relative_to(package)}:{node.lineno}"
+        for path in package.rglob("*.py")
+        if "_postgres" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _SQL.match(node.value)
+    ]
+    assert found == []
 
 
 def test_every_file_is_in_a_chapter_and_they_load_in_one_order() -> None:

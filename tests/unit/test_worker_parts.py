@@ -260,7 +260,7 @@ class Sent:
         assert item not in self.answers
         self.answers[item] = verdict
         if item == 13:
-            raise RuntimeError("whoever asked is broken")
+            raise RuntimeError("the caller is broken")
 
     def put(self, *items: int) -> None:
         for item in items:

@@ -34,10 +34,12 @@ class Duty:
 
     name: str = "duty"
     interval: timedelta = timedelta(seconds=60)
+    is_for_all: bool = False  # takes work of all tenants: it does not run with a filter
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        if "name" not in vars(cls):
+            cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
         self.engine = engine
@@ -53,6 +55,15 @@ class Duty:
         """Warn of items that failed alone and are tried again later."""
         if failed:
             log.warning("%s: %d postponed, the last because: %s", self.name, failed, message)
+
+    async def count(self, part: str, handled: int) -> None:
+        """Let the watcher know what a part of this duty did, under a name of its own."""
+
+        async def done() -> Round:
+            return Round(handled=handled)
+
+        if self.watcher is not None:
+            await self.watcher.round(part, done)
 
     async def _whole_round(self) -> Round:
         return Round(handled=await self.run_once())

@@ -13,6 +13,7 @@ class LimitOpening(WokenDuty):
 
     interval = timedelta(seconds=1)
     batch = 100
+    is_for_all = True
 
     async def round(self) -> Round:
         done = await self.engine.unblock_limited(limit=self.batch)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
@@ -15,6 +15,7 @@ from typing import Self
 from flowfabric._duties.all import ALL
 from flowfabric._duties.cascade import Cascade
 from flowfabric._duties.duty import Duty
+from flowfabric._duties.intervals import intervals_of
 from flowfabric._duties.lead import CASCADES, DUTIES, Leadership
 from flowfabric._duties.timer import TimerDuty, WokenDuty
 from flowfabric._duties.watcher import Watcher
@@ -35,9 +36,11 @@ class TimerRunner(Duty):
 
     interval = timedelta(milliseconds=750)
 
-    def __init__(self, engine: Engine, duties: Sequence[WokenDuty]) -> None:
+    def __init__(self, engine: Engine, duties: Sequence[WokenDuty], given: Collection[str] = ()) -> None:
         super().__init__(engine)
         self._duties = duties
+        if any(duty.name in given for duty in duties):
+            self.interval = min(duty.interval for duty in duties)
         self._pause = 0.0
         self._announced: datetime | None = None
         self._read_all_at = -math.inf
@@ -90,7 +93,15 @@ class TimerRunner(Duty):
 
 
 class Duties:
-    """All duties of a process: `async with Duties(engine): ...`. Any number of processes may; one of them leads."""
+    """All duties of a process: `async with Duties(engine): ...`. Any number of processes may; one of them leads.
+
+    `intervals` says how long duties sleep at most: `{"audit": timedelta(minutes=5)}`, from 0.1 seconds to a day.
+    Else `FLOWFABRIC_<DUTY>_INTERVAL` in the environment says it. Duties that are woken when something is due share one
+    loop, which sleeps no longer than the shortest of their intervals.
+
+    With a `filter`, duties act on matching executions only. `limit_opening` does not run then, because a limit is due
+    for all tenants: `unblock` makes matching executions claimable within its interval.
+    """
 
     def __init__(
         self,
@@ -99,20 +110,23 @@ class Duties:
         *,
         filter: ScannerFilter | None = None,  # noqa: A002
         watcher: Watcher | None = None,
+        intervals: Mapping[str, timedelta] | None = None,
     ) -> None:
-        made = [duty(engine, filter=filter) for duty in duties]
+        given = intervals_of(intervals, duties)
+        made = [duty(engine, filter=filter) for duty in duties if filter is None or not duty.is_for_all]
         second = Cascade(engine)  # of the process that leads the cascades only
         for duty in (*made, second):
             duty.watcher = watcher
+            duty.interval = given.get(duty.name, duty.interval)
         timed = [duty for duty in made if isinstance(duty, WokenDuty)]
         self._engine = engine
         # Duties with a filter are not led: other processes have other filters.
         self._leadership = Leadership(engine, watcher) if filter is None and made else None
         self._loops: list[tuple[Duty, str]] = [(duty, DUTIES) for duty in made if not isinstance(duty, WokenDuty)]
         if timed:
-            self._loops.insert(0, (TimerRunner(engine, timed), DUTIES))
+            self._loops.insert(0, (TimerRunner(engine, timed, given), DUTIES))
         if self._leadership is not None and Cascade in duties:
-            self._loops.append((TimerRunner(engine, [second]), CASCADES))
+            self._loops.append((TimerRunner(engine, [second], given), CASCADES))
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.ExitStack()

@@ -17,6 +17,8 @@ class Unblock(Duty):
 
     Counts what claims were denied, with a debug line for each.
 
+    With a filter it makes only matching executions claimable. Routes and counts have no tenant.
+
     The backstop behind the calls that make room, and behind the workers that come and go.
     """
 
@@ -29,7 +31,7 @@ class Unblock(Duty):
         changed = await self.engine.judge_routes()
         await self._count_denials()
         while True:
-            done = await self.engine.unblock_limited(limit=self.batch, after=self._after)
+            done = await self.engine.unblock_limited(limit=self.batch, after=self._after, filter=self.filter)
             changed += done.promoted
             self.report(done.failed, done.message)
             self._after = _FIRST if done.last is None or done.looked < self.batch else done.last

@@ -97,7 +97,7 @@ def standing_executions(placeholder: str = "${}", *, hashed: bool = False) -> st
     return _rows("standing_executions", given, "ordinal, code, id")
 
 
-# Through any driver too; they take the last bits of an id in place of the partition.
+# The rest of what is called through any driver; an id comes with its last bits in place of the partition.
 
 
 def read_kind(placeholder: str) -> str:
@@ -121,6 +121,11 @@ def read_nodes(placeholder: str) -> str:
         _rows("read_members", f"{placeholder.format(1)}::uuid, false, null, null, null", "id, node")
         + " where node is not null"
     )
+
+
+def set_wake(placeholder: str) -> str:
+    """Whether what the rest of the transaction submits notifies workers: `on` or `off`."""
+    return f"select set_config('flowfabric.wake', {placeholder.format(1)}::text, true) as wake"
 
 
 # Executions
@@ -351,7 +356,7 @@ FLOW_ELIGIBILITY = _value("flow_eligibility", 2, "status")
 STAGE_EDGES = _rows("stage_edges", 8, "code, place, revision")
 APPLY_EDGE = _rows("apply_edge", 7, "code, unsatisfied, detail")
 SET_GROUP_POLICY = _value("set_group_policy", 6, "code")
-READ_EDGES = _rows("read_edges", 5, "edge_id, upstream, downstream, data_passing_ref, applied_at, created_at")
+READ_EDGES = _rows("read_edges", 7, "edge_id, upstream, downstream, data_passing_ref, applied_at, created_at")
 RESOLVE_DEPENDENCY = _value("resolve_dependency", 6, "code")
 PROMOTE_BLOCKED = _value("promote_blocked", 2, "code")
 RECONCILE_EDGES = _rows("reconcile_edges", 7, "scanned, reconciled, partition, flow_id, downstream")
@@ -376,7 +381,7 @@ DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
 
 # Limits and quotas
 
-UNBLOCK_LIMITED = _rows("unblock_limited", 3, "promoted, looked, failed, message, last_limit, last_key")
+UNBLOCK_LIMITED = _rows("unblock_limited", 6, "promoted, looked, failed, message, last_limit, last_key")
 CREATE_QUOTA_POLICY = _value("create_quota_policy", 7, "code")
 UPDATE_QUOTA_POLICY = _value("update_quota_policy", 6, "code")
 LIST_QUOTA_POLICIES = _rows(
@@ -486,9 +491,9 @@ SCHEDULE_AS_DUE = _rows(
     "$1, null, null, 1",
     "name, kind, timing, catch_up, payload, payload_encoding, options, flowfabric.server_now() as now",
 )
-PAUSE_SCHEDULE = _value("set_schedule_paused", "$1, true, null", "found")
-RESUME_SCHEDULE = _value("set_schedule_paused", "$1, false, $2", "found")
-DELETE_SCHEDULE = _value("delete_schedule", 1, "found")
+PAUSE_SCHEDULE = _value("set_schedule_paused", "$1, true, null, $2", "found")
+RESUME_SCHEDULE = _value("set_schedule_paused", "$1, false, $2, $3", "found")
+DELETE_SCHEDULE = _value("delete_schedule", 2, "found")
 DUE_SCHEDULES = _rows(
     "due_schedules", 1, "name, kind, timing, catch_up, payload, payload_encoding, options, next_at, now, live_id"
 )
@@ -524,7 +529,7 @@ BEGIN_EPOCH = _value("begin_epoch", 0, "begun")
 
 RUN_ONE = _rows("run_one", 3, "code, state, lease_lost")
 RUN_TIMERS = _rows("run_timers", 7, "handled, failed, message, more, last_due_at")
-SWEEP = _value("sweep", 1, "n")
+SWEEP = _rows("sweep", 1, "grants, usage_keys, total")
 SUBMIT_HOOKS = _rows("submit_hooks", 1, "submitted, failed, message, more")
 NEXT_DUE = _value("next_due", 1, "at")
 LOOK_FOR_DUE = _rows("look_for_due", 5, "due, low_water, pause_ms, announced")

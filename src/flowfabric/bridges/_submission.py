@@ -28,7 +28,6 @@ from flowfabric.values.spending import FoundLimit
 Verdict: TypeAlias = Created | Duplicate | FlowFabricError
 Rows: TypeAlias = Sequence[Sequence[Any]]
 T = TypeVar("T")
-_WAKE = "select set_config('flowfabric.wake', '{}', true)"
 _LIBRARIES = ("asyncpg", "psycopg", "sqlalchemy", "django")
 
 
@@ -128,7 +127,7 @@ class Transaction:
         if type(wake) is not bool:
             raise InvalidInput(f"got {wake!r}", field="wake", allowed="True or False")
         if not wake:
-            await self._execute(_WAKE.format("off"), [])
+            await self._execute(statements.set_wake(self._mark), ["off"])
         partitions = None
         if any(isinstance(item, NewExecution) and item.execution_id is not None and item.flow_id for item in items):
             partitions = (await self._execute(statements.FLOW_PARTITIONS, []))[0][0]
@@ -141,7 +140,7 @@ class Transaction:
         if call.doubts:
             standing = await self._execute(statements.standing_executions(self._mark, hashed=hashed), call.doubts)
         if not wake:
-            await self._execute(_WAKE.format("on"), [])
+            await self._execute(statements.set_wake(self._mark), ["on"])
         return call.verdicts(made, standing)
 
     async def read_execution_info(self, execution_id: ExecutionId) -> StoredKind | None:

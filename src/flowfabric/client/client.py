@@ -189,13 +189,7 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
             except CannotDecode as error:
                 raise InvalidInput(str(error), field="payload", allowed="arguments that fit the task") from None
             sealed = self.codecs.seal(data, None)
-        made = await self.engine.fork_execution(
-            target,
-            before_step=step,
-            payload=sealed[0],
-            payload_encoding=sealed[1],
-            creator_identity=f"fork of {target}",
-        )
+        made = await self.engine.fork_execution(target, before_step=step, payload=sealed[0], payload_encoding=sealed[1])
         return Run(made, kind=kind, connector=self._connector)
 
     async def fail(self, execution_id: str | ExecutionId, reason: str = "failed by an operator") -> None:

@@ -54,7 +54,11 @@ class Acting(Operations):
         raises `RetriesExhausted` and writes no row: begin again.
         """
         refused: Exception | None = None
-        async with self._database.connection() as connection:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                connection = await stack.enter_async_context(self._database.connection())
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                raise translate(error, self._database.target) from error
             transaction = connection.transaction(isolation="read_committed")
             bound = BoundDatabase(self._database, connection)
             acts = copy.copy(self)

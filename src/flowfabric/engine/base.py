@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 import asyncpg
@@ -12,12 +12,16 @@ from flowfabric._postgres import rows, statements
 from flowfabric._postgres.database import Database
 from flowfabric._postgres.listen import Listener
 from flowfabric.engine.batch import Fences
-from flowfabric.engine.tails import StreamPermits, Streams, Tails
+from flowfabric.engine.checks import check_limit, parse_partition
+from flowfabric.engine.tails import StreamPermits, Tails
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, StateError
 from flowfabric.values.flow import EdgeSnapshot
 from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_execution_id, parse_flow_id, partition_of_id
 from flowfabric.values.lease import Authority
 from flowfabric.values.page import Page
+
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
 
 _Item = TypeVar("_Item")
 _Cursor = TypeVar("_Cursor")
@@ -34,7 +38,7 @@ class Operations:
         self._background: list[Any] = []
         self._stream_ops = StreamPermits()
         self._followers: Any = None  # of the event log, made by the first subscription
-        self._tails = Tails(cast("Streams", self))
+        self._tails = Tails(cast("Engine", self))
 
     async def _fetch(self, sql: str, *args: Any, repeatable: bool = False) -> list[asyncpg.Record]:
         return await self._database.fetch(sql, args, repeatable=repeatable)
@@ -53,6 +57,27 @@ class Operations:
     def _all_at(self, ids: Sequence[ExecutionId]) -> tuple[list[int], Sequence[ExecutionId]]:
         """The same of many, as columns."""
         return [self._home(one) for one in ids], ids
+
+    async def _partition_page(
+        self,
+        sql: str,
+        partition_key: object,
+        cursor: object,
+        limit: int,
+        item: Callable[[asyncpg.Record], _Item],
+        id_of: Callable[[_Item], _Cursor],
+    ) -> Page[_Item, _Cursor]:
+        """Return a page of the executions or flows of one partition, by id."""
+        size = check_limit(limit, 1000)
+        partition = parse_partition(partition_key, self._database.flow_partitions)
+        after = None if cursor is None else parse_execution_id(cursor, "cursor")
+        if after is not None and self._home(after) != partition:
+            allowed = "next_cursor of a page of this partition"
+            raise InvalidInput("of another partition", field="cursor", allowed=allowed)
+        if size == 0:
+            return Page(())
+        found = await self._fetch(sql, partition, after, size + 1, repeatable=True)
+        return first_page([item(row) for row in found], size, id_of)
 
     def _fences(self, authorities: Sequence[Authority]) -> Fences:
         return Fences(authorities, self._database.flow_partitions)
@@ -96,6 +121,8 @@ class FlowOperations(Operations):
         upstream: UUID | None = None,
         downstream: UUID | None = None,
         edge: UUID | None = None,
+        after: UUID | None = None,
+        limit: int | None = None,
     ) -> list[EdgeSnapshot]:
         found = await self._fetch(
             statements.READ_EDGES,
@@ -103,6 +130,8 @@ class FlowOperations(Operations):
             upstream,
             downstream,
             edge,
+            after,
+            limit,
             repeatable=True,
         )
         return [rows.edge(row, FlowId(flow[1])) for row in found]

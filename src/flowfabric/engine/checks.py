@@ -81,6 +81,13 @@ def check_tag(value: object, field: str) -> tuple[str | None, str | None]:
     return check_text(value[0], field, None), check_text(value[1], field, None)
 
 
+def check_bool(value: object, field: str) -> bool:
+    """A bool, and nothing that counts as one: "no" would be true."""
+    if not isinstance(value, bool):
+        raise InvalidInput(f"got {type(value).__name__}", field=field, allowed="True or False")
+    return value
+
+
 def check_duration(value: object, field: str, *, least_ms: int = 1, most: timedelta | None = None) -> int:
     """A duration in milliseconds."""
     allowed = f"a timedelta of at least {least_ms} ms" + (f" and at most {most}" if most is not None else "")

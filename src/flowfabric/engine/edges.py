@@ -192,15 +192,28 @@ class Edges(FlowOperations):
         return PolicySet.SET if code == "set" else PolicySet.ALREADY_SET
 
     async def list_edges(
-        self, flow_id: FlowId, *, outgoing: ExecutionId | None = None, incoming: ExecutionId | None = None
+        self,
+        flow_id: FlowId,
+        *,
+        outgoing: ExecutionId | None = None,
+        incoming: ExecutionId | None = None,
+        after: UUID | None = None,
+        limit: int | None = None,
     ) -> list[EdgeSnapshot]:
-        """Return the edges from `outgoing` or into `incoming`, by id; empty for an unknown execution."""
+        """Return the edges of a flow by id: all, those from `outgoing`, or those into `incoming`.
+
+        Empty for an unknown execution. With a `limit` only so many, after the edge with the id `after`.
+        """
         flow = self._flow(flow_id)
-        if (outgoing is None) == (incoming is None):
-            raise InvalidInput("both or neither given", field="outgoing", allowed="one of outgoing and incoming")
-        if outgoing is not None:
-            return await self._edges_of(flow, upstream=self._uuid(flow, parse_execution_id(outgoing, "outgoing")))
-        return await self._edges_of(flow, downstream=self._uuid(flow, parse_execution_id(incoming, "incoming")))
+        if outgoing is not None and incoming is not None:
+            raise InvalidInput("given with incoming", field="outgoing", allowed="one of them")
+        return await self._edges_of(
+            flow,
+            upstream=None if outgoing is None else self._uuid(flow, parse_execution_id(outgoing, "outgoing")),
+            downstream=None if incoming is None else self._uuid(flow, parse_execution_id(incoming, "incoming")),
+            after=None if after is None else parse_uuid(after, "after"),
+            limit=None if limit is None else check_int(limit, "limit", 1, 100_000),
+        )
 
     async def describe_edge(self, flow_id: FlowId, edge_id: UUID) -> EdgeSnapshot | None:
         """Return one edge; None if it is not in this flow."""

@@ -8,11 +8,11 @@ import msgspec
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import FlowOperations, first_page
-from flowfabric.engine.checks import check_int, check_limit, parse_partition, parse_time_cursor, time_cursor
+from flowfabric.engine.checks import check_int, check_limit, parse_time_cursor, time_cursor
 from flowfabric.errors import NotFound
 from flowfabric.values.checks import check_text
 from flowfabric.values.flow import FlowGraph, FlowInfo, FlowNode, FlowSnapshot, FlowSummary
-from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey, parse_uuid
+from flowfabric.values.ids import ExecutionId, FlowId, PartitionKey
 from flowfabric.values.page import Page
 from flowfabric.values.state import State
 
@@ -115,19 +115,9 @@ class FlowReads(FlowOperations):
         self, partition_key: int | str | PartitionKey, *, cursor: FlowId | None = None, limit: int = 100
     ) -> Page[FlowInfo, FlowId]:
         """Return the flows of one partition in the order of their ids."""
-        size = check_limit(limit, 1000)
-        partition = parse_partition(partition_key, self._database.flow_partitions)
-        after = None if cursor is None else parse_uuid(cursor, "cursor")
-        if size == 0:
-            return Page((), None)
-        found = await self._fetch(
-            statements.LIST_FLOWS,
-            partition,
-            after,
-            size + 1,
-            repeatable=True,
+        return await self._partition_page(
+            statements.LIST_FLOWS, partition_key, cursor, limit, rows.flow_info, lambda last: last.flow_id
         )
-        return first_page([rows.flow_info(row) for row in found], size, lambda last: last.flow_id)
 
     async def find_flows(
         self,

@@ -16,17 +16,19 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from contextvars import Context
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from weakref import WeakSet
 
 from flowfabric._waiting import first_of
 from flowfabric.engine.events import Choice, LogPage, bits_of
 from flowfabric.errors import CursorRefused, FlowFabricError, StreamDisconnected, TransportError
 from flowfabric.values.event import Checkpoint, Event, EventCursor
+
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
 
 log = logging.getLogger("flowfabric.events")
 QUEUE = 1024  # events that wait for the program that follows
@@ -46,18 +48,6 @@ _LEAVE = 0.5  # seconds for a read whose subscriptions are gone
 CHECKPOINT_SECONDS = 30.0
 CHECKPOINT_EVENTS = 10_000
 T_co = TypeVar("T_co", covariant=True)
-
-
-class Log(Protocol):
-    """The operations of the engine that following needs."""
-
-    async def _read_log(
-        self, choices: Sequence[Choice], after: EventCursor, limit: int, repeatable: bool = True
-    ) -> LogPage: ...
-
-    async def sleep_for_events(self, seconds: float | None, before: datetime | None) -> datetime | None: ...
-
-    def event_wakeups(self) -> AbstractContextManager[asyncio.Event | None]: ...
 
 
 class Subscription(Generic[T_co]):
@@ -269,7 +259,7 @@ class Subscription(Generic[T_co]):
 class Followers:
     """Reads the end of the log for all subscriptions of an engine."""
 
-    def __init__(self, engine: Log) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.open: WeakSet[Subscription[Any]] = WeakSet()
         self.is_closing = False

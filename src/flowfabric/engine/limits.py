@@ -11,7 +11,7 @@ import msgspec
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.checks import check_batch, check_int, check_limit, check_list, check_tag
+from flowfabric.engine.checks import check_batch, check_bool, check_int, check_limit, check_list, check_tag
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.binding import Bind, Binding
 from flowfabric.values.checks import check_lane, check_text, moment
@@ -147,7 +147,9 @@ class LimitLookups(Operations):
         longer does.
         """
         target = parse_uuid(limit_id, "limit_id")
-        row = await self._row(statements.BIND_LIMIT, target, *_scope(bind), bool(is_declared), repeatable=True)
+        row = await self._row(
+            statements.BIND_LIMIT, target, *_scope(bind), check_bool(is_declared, "is_declared"), repeatable=True
+        )
         if row["code"] == "not_found":
             raise NotFound("limit", detail=f"there is no budget or quota {target}")
         if row["code"] == "owned":

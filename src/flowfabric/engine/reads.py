@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import Struct
 
 from flowfabric._postgres import rows, statements
-from flowfabric.engine.base import Operations, first_page
+from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import (
     check_batch,
     check_int,
@@ -18,7 +18,6 @@ from flowfabric.engine.checks import (
     check_list,
     check_tag,
     check_word,
-    parse_partition,
     read_cursor,
     time_cursor,
 )
@@ -131,25 +130,9 @@ class Reads(Operations):
         self, partition_key: int | str | PartitionKey, *, cursor: ExecutionId | None = None, limit: int = 50
     ) -> Page[ExecutionInfo, ExecutionId]:
         """Return the executions of one partition by id, up to 1,000 per page."""
-        partition = parse_partition(partition_key, self._database.flow_partitions)
-        after = None
-        if cursor is not None:
-            after = parse_execution_id(cursor, "cursor")
-            if self._home(after) != partition:
-                raise InvalidInput(
-                    "of another partition", field="cursor", allowed="next_cursor of a page of this partition"
-                )
-        size = check_limit(limit, 1000)
-        if size == 0:
-            return Page(())
-        found = await self._fetch(
-            statements.LIST_PARTITION,
-            partition,
-            after,
-            size + 1,
-            repeatable=True,
+        return await self._partition_page(
+            statements.LIST_PARTITION, partition_key, cursor, limit, rows.info, lambda last: last.execution_id
         )
-        return first_page([rows.info(row) for row in found], size, lambda last: last.execution_id)
 
     async def find_executions(
         self,

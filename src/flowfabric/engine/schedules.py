@@ -12,7 +12,7 @@ from flowfabric._postgres import rows, statements
 from flowfabric._postgres.create_call import CreateCall
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import ESCAPED_NUL, check_batch, check_limit, optional_bytes
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.errors import Contention, InvalidInput, NotFound
 from flowfabric.values.checks import check_text, moment
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import ExecutionId
@@ -90,26 +90,36 @@ class Schedules(Operations):
         )
         return rows.due_schedule({**found[0], "next_at": found[0]["now"]}) if found else None
 
-    async def pause_schedule(self, name: str) -> None:
-        """Stop firing a schedule until it is resumed."""
-        await self._existing(statements.PAUSE_SCHEDULE, name)
+    async def pause_schedule(self, name: str, *, expected: datetime | None = None) -> None:
+        """Stop firing a schedule until it is resumed.
 
-    async def resume_schedule(self, name: str, *, next_at: datetime | None = None) -> None:
-        """Fire a schedule again: from `next_at` on, or from where it was paused, catching up as its `catch_up` says."""
-        await self._existing(
-            statements.RESUME_SCHEDULE,
-            name,
-            None if next_at is None else moment(next_at, "next_at"),
-        )
+        With `expected`, a stored `updated_at`, it only changes a schedule that has not been changed or deleted since:
+        `Contention` (`stale_definition`).
+        """
+        await self._existing(statements.PAUSE_SCHEDULE, name, expected)
 
-    async def delete_schedule(self, name: str) -> None:
-        """Delete a schedule. Its executions stay."""
-        await self._existing(statements.DELETE_SCHEDULE, name)
+    async def resume_schedule(
+        self, name: str, *, next_at: datetime | None = None, expected: datetime | None = None
+    ) -> None:
+        """Fire a schedule again: from `next_at` on, or from where it was paused, catching up as its `catch_up` says.
 
-    async def _existing(self, sql: str, name: str, *args: Any) -> None:
-        row = await self._row(sql, _name(name), *args)
-        if not row["found"]:
+        `expected` is that of `pause_schedule`.
+        """
+        following = None if next_at is None else moment(next_at, "next_at")
+        await self._existing(statements.RESUME_SCHEDULE, name, expected, following)
+
+    async def delete_schedule(self, name: str, *, expected: datetime | None = None) -> None:
+        """Delete a schedule. Its executions stay. `expected` is that of `pause_schedule`."""
+        await self._existing(statements.DELETE_SCHEDULE, name, expected)
+
+    async def _existing(self, sql: str, name: str, expected: datetime | None, *args: Any) -> None:
+        changed_at = None if expected is None else moment(expected, "expected")
+        row = await self._row(sql, _name(name), *args, changed_at)
+        if row["found"]:
+            return
+        if changed_at is None:
             raise NotFound("schedule", name)
+        raise Contention("stale_definition", f"schedule {name!r} was changed or deleted after {changed_at}")
 
     async def due_schedules(self, *, limit: int = 100) -> list[DueSchedule]:
         """Return the schedules that are due, oldest first."""

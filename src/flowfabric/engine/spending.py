@@ -16,7 +16,7 @@ from flowfabric.engine.amounts import (
 )
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import Batch, Fences, raised, used
-from flowfabric.engine.checks import check_batch, check_filled, check_int, check_limit, check_list
+from flowfabric.engine.checks import check_batch, check_bool, check_filled, check_int, check_limit, check_list
 from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.budget import (
@@ -235,8 +235,8 @@ class Spending(Operations):
     ) -> PausedForBudget:
         """Give the lease back until every budget has room for the needs; the same attempt continues then.
 
-        Without `budgets` those of the execution count. If they have room already, nothing changes. What it holds
-        is given back, and is needed again.
+        Without `budgets` those of the execution count. If they have room already, nothing changes. The pause gives back
+        what the execution holds, and the budgets must have room for that again too.
         """
         if not isinstance(authority, Handle | Fence):
             raise InvalidInput(f"got {type(authority).__name__}", field="authority", allowed="a Handle or a Fence")
@@ -255,7 +255,9 @@ class Spending(Operations):
 
         With `marked` only those that the end of the lease could not handle, because their budget was locked.
         """
-        row = await self._row(statements.COLLECT_ENDED, bool(marked), check_int(limit, "limit", 1, 1000))
+        row = await self._row(
+            statements.COLLECT_ENDED, check_bool(marked, "marked"), check_int(limit, "limit", 1, 1000)
+        )
         return Round(handled=row["handled"], failed=row["failed"], message=row["message"], more=row["more"])
 
     async def read_usage(self, execution_id: ExecutionId | FlowId, *, children: bool = True) -> list[ExecutionUsage]:
@@ -265,7 +267,7 @@ class Spending(Operations):
         """
         target = parse_execution_id(execution_id)
         found = await self._fetch(
-            statements.READ_USAGE, *self._at(target), bool(children), _MAX_CHILDREN, repeatable=True
+            statements.READ_USAGE, *self._at(target), check_bool(children, "children"), _MAX_CHILDREN, repeatable=True
         )
         return rows.execution_usage(found)
 

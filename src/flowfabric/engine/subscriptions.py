@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.events import Choice, Events, check_cursor, choice_of
-from flowfabric.engine.followers import Followers, Log, Subscription
+from flowfabric.engine.events import Choice, check_cursor, choice_of
+from flowfabric.engine.followers import Followers, Subscription
 from flowfabric.errors import InvalidInput, NotAllowed
 from flowfabric.values.event import (
     CompletionEvent,
@@ -30,6 +30,9 @@ from flowfabric.values.event import (
 )
 from flowfabric.values.page import ScannerFilter
 
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
+
 Start = EventCursor | bytes | str | None
 _T = TypeVar("_T")
 
@@ -41,7 +44,7 @@ class Subscriptions(Operations):
     def followers(self) -> Followers:
         """The loop that reads the end of the log for all subscriptions of this engine."""
         if self._followers is None:
-            self._followers = Followers(cast("Log", self))
+            self._followers = Followers(cast("Engine", self))
         found: Followers = self._followers
         return found
 
@@ -57,9 +60,10 @@ class Subscriptions(Operations):
         """Follow the events of several families, or of all, in the order of the log.
 
         `after` is a cursor as `EventCursor`, bytes or text; None: the events committed after this call returns,
-        and `EventCursor()` from the oldest event that is kept. Every event has its own `cursor`: store it after acting
-        on the event, and subscribe with it again. `filter` is an `EventFilter`. `heartbeats` includes those of workers.
-        With `checkpoints` a `Checkpoint` is yielded every 30 seconds, or after 10,000 events that did not match.
+        and `EventCursor()` from the oldest event that is kept. An empty cursor is refused. Every event has its own
+        `cursor`: store it after acting on the event, and subscribe with it again. `filter` is an `EventFilter`.
+        `heartbeats` includes those of workers. With `checkpoints` a `Checkpoint` is yielded every 30 seconds, or after
+        10,000 events that did not match.
         Raises `CursorRefused` if events after the cursor are missing.
         """
         return await self._follow(choice_of(families, filter, heartbeats=heartbeats), after, _same, checkpoints)
@@ -126,7 +130,7 @@ class Subscriptions(Operations):
             found = Subscription(self.followers, chosen, start, make, checkpoints=checkpoints)
             await found.first_page()
             return found
-        end = await cast("Events", self).count_events()
+        end = await cast("Engine", self).count_events()
         found = Subscription(self.followers, chosen, end.cursor, make, checkpoints=checkpoints)
         self.followers.attach(found)
         return found
@@ -156,7 +160,7 @@ class Subscriptions(Operations):
 
 def start_of(after: Start) -> EventCursor | None:
     """Read a cursor in any of its forms; None: from now on."""
-    if after is None or after == b"":
+    if after is None:
         return None
     if isinstance(after, bytes | bytearray | memoryview):
         return EventCursor.decode(bytes(after))

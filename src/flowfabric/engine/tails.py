@@ -11,15 +11,17 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from contextvars import Context
 from datetime import timedelta
-from typing import Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from flowfabric._waiting import first_of
 from flowfabric.errors import FlowFabricError, NotAllowed, ResourceExhausted, Unavailable
 from flowfabric.values.ids import ExecutionId
-from flowfabric.values.stream import Position, StreamPage, Visibility
+from flowfabric.values.stream import Position, StreamPage
+
+if TYPE_CHECKING:
+    from flowfabric.engine import Engine
 
 log = logging.getLogger("flowfabric.streams")
 _FIRST_POLL = 0.02
@@ -29,28 +31,6 @@ _AFTER_ERROR = 0.5
 _LINGER = 0.2  # seconds; a reader that has got frames comes back for more
 _CHUNK = 500
 _Item = TypeVar("_Item")
-
-
-class Streams(Protocol):
-    """The operations of the engine that waiting for frames needs."""
-
-    async def watch(
-        self, execution_ids: Sequence[ExecutionId], within: timedelta, *, topic: Literal["ended", "frames"]
-    ) -> None: ...
-
-    async def unwatch(self, execution_ids: Sequence[ExecutionId], *, topic: Literal["ended", "frames"]) -> None: ...
-
-    def wakeups(self, topic: Literal["ended", "frames"]) -> AbstractContextManager[asyncio.Event | None]: ...
-
-    def take_told(self) -> set[ExecutionId] | None: ...
-
-    async def read_streams(
-        self,
-        items: Sequence[tuple[ExecutionId, int | None, Position]],
-        *,
-        count_limit: int,
-        visibility: Visibility,
-    ) -> list[StreamPage]: ...
 
 
 class StreamPermits:
@@ -130,7 +110,7 @@ class Waiter:
 class Tails:
     """Resolves waiters when their streams have news."""
 
-    def __init__(self, engine: Streams) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: dict[ExecutionId, set[Waiter]] = {}
         self._new: set[ExecutionId] = set()  # to announce, and to read

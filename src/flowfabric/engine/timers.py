@@ -54,6 +54,14 @@ class Round(Struct, frozen=True, kw_only=True):
     backlog: int | None = None
 
 
+class Swept(Struct, frozen=True, kw_only=True):
+    """What a sweep removed: grants, keys of usage, and everything together."""
+
+    grants: int
+    usage_keys: int
+    total: int
+
+
 class DueNow(Struct, frozen=True, kw_only=True):
     """The duties that have work, by kind of timer or name of queue, and the seconds until the next timer."""
 
@@ -167,10 +175,10 @@ class Timers(Operations):
         """
         return (await self.run_timers(TimerKind.RETENTION, limit=limit, filter=filter)).handled
 
-    async def sweep(self, *, limit: int = 1000) -> int:
-        """Remove idempotency records, grants and event segments that have expired."""
+    async def sweep(self, *, limit: int = 1000) -> Swept:
+        """Remove idempotency records, grants, event segments and others that have expired."""
         row = await self._row(statements.SWEEP, check_int(limit, "limit", 1, 10_000))
-        return int(row["n"])
+        return Swept(grants=row["grants"], usage_keys=row["usage_keys"], total=row["total"])
 
     async def submit_hooks(self, *, limit: int = 100) -> Round:
         """Submit tasks that executions which failed, expired or were escalated name as their hooks, oldest first."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 
@@ -14,6 +14,8 @@ from flowfabric.server.operation import Operation
 
 if TYPE_CHECKING:
     from flowfabric.server.service import Service
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a handler returns if a bare value (status 200, or the operation's only status) does not say enough."""
+    """The return value of a handler for which a bare value (status 200, or the operation's only one) is not enough."""
 
     body: Any = None  # one of our records or plain JSON; bytes with a `media` of their own
     status: int = 200
@@ -77,6 +79,13 @@ class Page:
 
     items: Any
     next_cursor: str | None = None
+
+    @classmethod
+    def of(cls, found: Sequence[Item], place: Callable[[Item], str], query: Any) -> Page:
+        """A page of a list that the engine returns whole, in the order of `place`, the name of an item in a cursor."""
+        rest = [one for one in found if query.cursor is None or place(one) > query.cursor]
+        items = rest[: query.limit]
+        return cls(items=items, next_cursor=place(items[-1]) if len(rest) > query.limit else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from flowfabric.client import node_arguments
 from flowfabric.contracts.json_types import ENCODER
 from flowfabric.errors import FlowFabricError, InvalidInput, ValidationFailed
 from flowfabric.server.call import Call
-from flowfabric.server.new_execution import Payload, SubmitExecution, new_execution
+from flowfabric.server.members import Payload
+from flowfabric.server.new_execution import SubmitExecution, new_execution
 from flowfabric.server.problems import FieldError, Problem, problem_of
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import NewEdge, NewNode

@@ -1,18 +1,36 @@
-"""Members that many requests have: the length of a page, tags, and durations, which are numbers of seconds."""
+"""Members that many requests have: the length of a page, tags, bytes, and durations, which are numbers of seconds."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import math
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, overload
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from flowfabric.errors import InvalidInput
+from flowfabric.values.checks import check_text
 
 Limit = Annotated[int, Meta(ge=1, le=1000)]
+
+
+class Payload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bytes that are not JSON: in base64, with the name of their encoding."""
+
+    base64: str
+    encoding: str | None = None
+
+    def read(self) -> tuple[bytes, str | None]:
+        """The bytes and their encoding; `InvalidInput` names what is wrong with the member `input`."""
+        try:
+            data = base64.b64decode(self.base64, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidInput("not base64", field="input.base64", allowed="base64") from None
+        return data, None if self.encoding is None else check_text(self.encoding, "input.encoding")
 
 
 @overload

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,24 +16,17 @@ from flowfabric.contracts.policy_form import check_members, stored_policy
 from flowfabric.errors import InvalidInput
 from flowfabric.server import problems
 from flowfabric.server.call import Call
+from flowfabric.server.members import Payload
 from flowfabric.server.namespace import given_namespace, own_hooks
 from flowfabric.server.operation import Instant
 from flowfabric.server.problems import FieldError, Problem
 from flowfabric.server.tracing import with_trace
-from flowfabric.values.checks import check_text
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import PARTITION_VALUES, ExecutionId, FlowId, mint_execution_id
 from flowfabric.values.spending import NO_LIMITS
 
 _encode = msgspec.json.Encoder().encode
 _FARTHEST = 10**10  # seconds: further from now than any time that the database can hold
-
-
-class Payload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Bytes that are not JSON: in base64, with the name of their encoding."""
-
-    base64: str
-    encoding: str | None = None
 
 
 class SubmitExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,11 +80,7 @@ def new_execution(call: Call, given: SubmitExecution, *, in_batch: bool = False,
     if given.input is not None:
         if given.arguments is not None:
             raise InvalidInput("given with arguments", field="input", allowed="one of them")
-        try:
-            payload = base64.b64decode(given.input.base64, validate=True)
-        except (binascii.Error, ValueError):
-            raise InvalidInput("not base64", field="input.base64", allowed="base64") from None
-        encoding = None if given.input.encoding is None else check_text(given.input.encoding, "input.encoding")
+        payload, encoding = given.input.read()
     else:
         payload = _encode(given.arguments) if given.arguments else b"{}"
     key = given.idempotency_key if in_batch else _key(call, given)

@@ -79,7 +79,7 @@ class Operation:
     limit: int = CONTROL  # bytes of the body
     repeats: Repeats = Repeats.SAFE
     made: str | None = None  # the path of what it makes, with ids of the path and of the answer: the header `Location`
-    etag: bool = False  # answers carry an ETag; a PUT or PATCH heeds `If-Match`
+    etag: bool = False  # its record has an ETag: answers carry it, and what is no GET heeds `If-Match`
     no_store: bool = False
     by_owner: bool = False  # only the owner of the schema may do it: it runs on the owner's connection, if there is one
     streams: bool = False  # the answer has no end of its own: no time limit, no compression
@@ -97,7 +97,7 @@ class Operation:
     @cached_property
     def heeds_if_match(self) -> bool:
         """Whether it changes only the version that `If-Match` names."""
-        return self.etag and self.method in ("PUT", "PATCH")
+        return self.etag and self.method != "GET"
 
     @cached_property
     def is_audited(self) -> bool:

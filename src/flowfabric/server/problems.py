@@ -1,7 +1,7 @@
 """Refusals: `application/problem+json` (RFC 9457) for every error, the engine's and the server's own.
 
-Status, code and flag of the engine's errors come from `errors.TAXONOMY`; `OWN` has the codes that only the server has.
-A problem never contains a key, a token or a payload.
+Status, code and flag of the engine's errors come from `_taxonomy.TAXONOMY`; `OWN` has the codes that only the server
+has. A problem never contains a key, a token or a payload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests: path, query and body as records. What does not fit is refused with the name of every wrong member."""
+"""Requests: path, query and body as records. A refusal names every wrong member."""
 
 from __future__ import annotations
 

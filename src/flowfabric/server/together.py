@@ -1,7 +1,7 @@
 """Requests that arrive together are one call to the database.
 
-The first one is made at once. What arrives while calls are under way waits for the next call, which takes all of it:
-nothing is delayed while the server is idle, and the busier it is, the larger the calls.
+The first request is a call at once. Requests that arrive while calls are under way wait for the next call, which takes
+all of them: an idle server delays no request, and the busier it is, the larger the calls.
 """
 
 from __future__ import annotations

@@ -180,9 +180,9 @@ Family = Literal["fp", "b", "q"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class PartitionKey:
-    """A partition as it is written on the wire: `{fp:7}`, `{b:0}`, `{q:31}`.
+    """A partition in the form that other implementations write: `{fp:7}`, `{b:0}`, `{q:31}`. It is only read.
 
-    Executions and flows share the family `fp`.
+    Executions and flows share the family `fp`. A plain number is read wherever this form is.
     """
 
     family: Family
@@ -194,7 +194,9 @@ class PartitionKey:
     @classmethod
     def parse(cls, text: object, field: str = "partition_key") -> PartitionKey:
         def refuse(why: str) -> NoReturn:
-            raise InvalidInput(f"{why}: {quoted(text)}", field=field, allowed="{fp:N}, {b:N} or {q:N}, N in 0..65535")
+            raise InvalidInput(
+                f"{why}: {quoted(text)}", field=field, allowed="a number from 0 to 65535, or {fp:N}, {b:N} or {q:N}"
+            )
 
         if not isinstance(text, str) or len(text) < 2 or text[0] != "{" or text[-1] != "}":
             refuse("MissingBraces")

@@ -164,6 +164,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         counters=("current_lease_epoch",),
         events=("L:revoked",),
     ),
+    # The event depends on the operation: that of the signal, O:resumed of the operator, none of a timeout.
     Transition(
         21,
         ("S",),
@@ -191,7 +192,15 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         "ended_failure / ended_cancelled / ended_failure",
         events=("K",),
     ),
-    Transition(24, ("S",), ("suspension_timeout",), "behaviour escalate", ("S",), ""),
+    Transition(
+        24,
+        ("S",),
+        ("suspension_timeout",),
+        "behaviour escalate",
+        ("S",),
+        "",
+        events=("O:suspension_escalated",),
+    ),
     Transition(
         25,
         ("A",),

@@ -14,6 +14,7 @@ from tests.sql.bad_input.table import (
     INTS,
     KEYS,
     LISTS,
+    MOMENTS,
     TEXTS,
     UNKNOWN,
     UUID_TEXT,
@@ -44,6 +45,7 @@ MODES: list[Any] = [None, 5, "Strict", "soft", "none", "\0", ["strict"]]
 ACTIONS: list[Any] = [None, 5, "suspend", "reroute_fallback", "close_scope", "\0", "a\nb", "\ud800", "x" * 257]
 LABELS: list[Any] = [None, *TEXTS]
 BUDGET_IDS: list[Any] = [None, *UUIDS]
+BOOLS: list[Any] = [None, "no", "", 0, 1, [True]]
 
 
 def _definition(world: Any) -> dict[str, Any]:
@@ -92,6 +94,7 @@ CASES = [
         on_hard_limit=by_field(ACTIONS[1:]),
         on_soft_limit=by_field(ACTIONS[1:]),
         reset_interval=by_field([one for one in INTERVALS if one is not None]),
+        defined_at=by_field([*MOMENTS, timedelta(1)]),
     ),
     *(
         Case(name, lambda world: {"budget_id": world.budget}, budget_id=by_field(BUDGET_IDS))
@@ -215,7 +218,12 @@ CASES = [
         needs=by_field([None, *MAPS]),
         budgets=by_field(BUDGETS),
     ),
-    Case("read_usage", lambda world: {"execution_id": world.waiting}, execution_id=by_field(IDS)),
+    Case(
+        "read_usage",
+        lambda world: {"execution_id": world.waiting},
+        execution_id=by_field(IDS),
+        children=by_field(BOOLS),
+    ),
     Case(
         "find_limits",
         lambda world: {"budgets": ["a"], "quotas": ["b"]},
@@ -258,6 +266,11 @@ CASES = [
         for name in ("bind_limit", "unbind_limit")
     ),
     Case(
+        "bind_limit",
+        lambda world: {"limit_id": world.budget, "bind": Bind(kind="a")},
+        is_declared=by_field(BOOLS),
+    ),
+    Case(
         "list_bindings",
         lambda world: {},
         limit_id=by_field([5, "x", b"x"]),
@@ -265,7 +278,7 @@ CASES = [
         limit=by_field(INTS),
     ),
     Case("reset_due_budgets", lambda world: {}, limit=by_field([*INTS, 0, 1001])),
-    Case("collect_reservations", lambda world: {}, limit=by_field([*INTS, 0, 1001])),
+    Case("collect_reservations", lambda world: {}, limit=by_field([*INTS, 0, 1001]), marked=by_field(BOOLS)),
     Case(
         "reconcile_budget_counters",
         lambda world: {},

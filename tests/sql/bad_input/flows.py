@@ -179,7 +179,7 @@ CASES = [
         "list_flows",
         lambda world: {"partition_key": 1},
         partition_key=by_field(PARTITIONS),
-        cursor=by_field(UUIDS),
+        cursor=by_field([*IDS[1:], UNKNOWN]),
         limit=by_field(INTS),
     ),
     Case(
@@ -198,7 +198,7 @@ CASES = [
         ),
         limit=by_field(INTS),
     ),
-    Case("list_edges", lambda world: {**as_flow(world), "outgoing": world.upstream}, outgoing=by_field(IDS)),
+    Case("list_edges", lambda world: {**as_flow(world), "outgoing": world.upstream}, outgoing=by_field(IDS[1:])),
     Case(
         "list_edges",
         lambda world: {**as_flow(world), "incoming": world.upstream},
@@ -209,7 +209,8 @@ CASES = [
         "list_edges",
         lambda world: {**as_flow(world), "incoming": world.upstream},
         outgoing=by_field([UNKNOWN]),
-        incoming=by_field([None], "outgoing"),
+        after=by_field(IDS[1:]),
+        limit=by_field([0, *INTS[1:]]),
     ),
     Case(
         "describe_edge",

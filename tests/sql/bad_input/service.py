@@ -8,6 +8,7 @@ from uuid import UUID
 
 from flowfabric.values.checks import MAX_PAYLOAD
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.page import ScannerFilter
 from flowfabric.values.quota import quota_policy_id_of
 from tests.sql.bad_input.table import (
     BYTES,
@@ -83,6 +84,7 @@ CASES = [
         max_requests_per_window=by_field(NUMBERS[1:]),
         max_concurrent=by_field(NUMBERS[1:]),
         jitter=by_field(WINDOWS[:-1]),
+        updated_at=by_field([*MOMENTS, timedelta(1)]),
     ),
     Case("read_quota_policy_limits", one_policy, quota_policy_id=by_field(["x", 5, "\0"])),
     Case("get_quota_policy", one_policy, quota_policy_id=by_field(["x", 5, "\0"])),
@@ -123,6 +125,12 @@ CASES = [
         lambda world: {},
         limit=by_field([*INTS, 0, 1001]),
         after=by_field([5, "x", (), ("x", ""), (UUID(int=1), 5), (UUID(int=1), "\0"), (UUID(int=1), "", "")]),
+        filter=by_field(FILTERS),
+    ),
+    Case(
+        "unblock_limited",
+        lambda world: {"filter": ScannerFilter(namespace="a"), "after": (UUID(int=0), "")},
+        after=by_field([None], "filter"),
     ),
     Case(
         "reconcile_quotas",
@@ -242,7 +250,12 @@ CASES = [
     Case("read_schedule", lambda world: {"name": "s"}, name=by_field([None, "", *TEXTS])),
     Case("schedule_as_due", lambda world: {"name": "s"}, name=by_field([None, "", *TEXTS])),
     *(
-        Case(name, lambda world: {"name": "standing"}, name=by_field([None, "", *TEXTS]))
+        Case(
+            name,
+            lambda world: {"name": "standing"},
+            name=by_field([None, "", *TEXTS]),
+            expected=by_field([*MOMENTS, timedelta(1)]),
+        )
         for name in ("pause_schedule", "delete_schedule")
     ),
     Case(
@@ -250,6 +263,7 @@ CASES = [
         lambda world: {"name": "standing"},
         name=by_field([None, "", *TEXTS]),
         next_at=by_field([*MOMENTS, timedelta(1)]),
+        expected=by_field([*MOMENTS, timedelta(1)]),
     ),
     Case("due_schedules", lambda world: {}, limit=by_field(INTS)),
     Case(

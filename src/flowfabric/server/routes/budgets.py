@@ -95,6 +95,8 @@ class ReadUsage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`children`: also what it submitted."""
 
     children: bool = True
+    limit: Limit = 100
+    cursor: str | None = None
 
 
 class SpendReleased(Struct, frozen=True, kw_only=True):
@@ -258,13 +260,21 @@ async def release_spend(call: Call) -> SpendReleased:
 
 
 async def read_usage(call: Call) -> Page:
-    """Read what an execution, and what it submitted, used and hold of each budget, all periods together."""
+    """Read what an execution, and what it submitted, used and hold of each budget, all periods together.
+
+    Ordered by the ids of executions and budgets.
+    """
     execution_id = call.path["execution_id"]
     if await call.engine.read_execution_state(execution_id) is None:
         raise NotFound("execution", execution_id)
     found = await call.engine.read_usage(execution_id, children=call.query.children)
     own = await own_executions(call, {one.execution_id for one in found})
-    return Page(items=[one for one in found if one.execution_id in own])
+    shown = sorted((one for one in found if one.execution_id in own), key=_place)
+    return Page.of(shown, _place, call.query)
+
+
+def _place(one: ExecutionUsage) -> str:
+    return f"{one.execution_id} {one.budget_id}"
 
 
 async def _own(call: Call) -> BudgetStatus:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from flowfabric.server.call import Call, Page
+from flowfabric.server.members import Limit
 from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.values.consumer import ConsumerRecord
 
 
+class ListConsumers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit: Limit = 100
+    cursor: str | None = None
+
+
 async def list_consumers(call: Call) -> Page:
     """List the durable consumers of the event log: their cursor, how many events follow, which process works."""
-    return Page(items=await call.engine.list_consumers())
+    return Page.of(await call.engine.list_consumers(), lambda one: one.name, call.query)
 
 
 OPERATIONS = (
     Operation(
         method="GET", path="/v1/consumers", handler=list_consumers, engine=("list_consumers",), scope=Scope.READ,
-        within=Within.EVERY, answers={200: list[ConsumerRecord]}, etag=True,
+        within=Within.EVERY, query=ListConsumers, answers={200: list[ConsumerRecord]}, etag=True,
     ),
 )  # fmt: skip

@@ -69,10 +69,10 @@ async def page_events(call: Call) -> Page:
     50,000 events that do not match.
     """
     asked: PageEvents = call.query
-    after = asked.cursor or asked.after
+    after, name = (asked.after, "after") if asked.cursor is None else (asked.cursor, "cursor")
     page = await call.engine.read_events(
         family=asked.family,
-        after=None if after is None else _cursor(after),
+        after=None if after is None else _cursor(after, name),
         limit=asked.limit,
         filter=_filter(asked, call.namespace),
     )
@@ -96,11 +96,11 @@ def _filter(asked: FollowEvents, namespace: str | None) -> EventFilter:
     )
 
 
-def _cursor(text: str) -> EventCursor:
+def _cursor(text: str, name: str = "after") -> EventCursor:
     try:
         return EventCursor.parse(text)
     except InvalidInput as error:
-        raise InvalidInput(error.problem, field="after", allowed=error.allowed) from None
+        raise InvalidInput(error.problem, field=name, allowed=error.allowed) from None
 
 
 OPERATIONS = (

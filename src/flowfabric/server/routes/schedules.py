@@ -17,7 +17,7 @@ from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.members import Limit
 from flowfabric.server.new_execution import SubmitExecution, learn_limits, new_execution
 from flowfabric.server.operation import LARGE, Operation, Repeats, Scope, Within
-from flowfabric.server.versions import check_match, stale, tag_of
+from flowfabric.server.versions import check_match, stale, tag_of, unchanged
 from flowfabric.values.cron import Cron
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import PARTITION_VALUES, ExecutionId
@@ -122,8 +122,9 @@ async def put_schedule(call: Call) -> Answer:
         raise InvalidInput(
             f"the app {before.options['app']!r} declares this schedule", field="name", allowed="another name"
         )
+    expected = None
     if before is not None:
-        check_match(call, _etag(before), _CHANGED)
+        expected = _expected(call, before)
     elif call.if_match is not None:
         raise stale(_CHANGED)
     await learn_limits(call, [body.execution_kind])
@@ -138,7 +139,7 @@ async def put_schedule(call: Call) -> Answer:
         payload=item.input_payload,
         payload_encoding=item.payload_encoding,
         options=_options(body, item),
-        expected=None if call.if_match is None or before is None else before.updated_at,
+        expected=expected,
     )
     if status == "mismatch":
         raise stale(_CHANGED)
@@ -152,18 +153,21 @@ async def put_schedule(call: Call) -> Answer:
 
 async def delete_schedule(call: Call) -> None:
     """Delete a schedule. The executions it submitted stay."""
-    await call.engine.delete_schedule(call.path["name"])
+    with unchanged():
+        await call.engine.delete_schedule(call.path["name"], expected=await _matched(call))
 
 
 async def pause_schedule(call: Call) -> Answer:
     """Stop firing a schedule until it is resumed."""
-    await call.engine.pause_schedule(call.path["name"])
+    with unchanged():
+        await call.engine.pause_schedule(call.path["name"], expected=await _matched(call))
     return await get_schedule(call)
 
 
 async def resume_schedule(call: Call) -> Answer:
     """Fire a schedule again. It makes up for the times it missed as its `catch_up` says."""
-    await call.engine.resume_schedule(call.path["name"])
+    with unchanged():
+        await call.engine.resume_schedule(call.path["name"], expected=await _matched(call))
     return await get_schedule(call)
 
 
@@ -178,6 +182,16 @@ async def _existing(call: Call) -> Schedule:
     if found is None or not _is_visible(call, found):
         raise NotFound("schedule", call.path["name"])
     return found
+
+
+async def _matched(call: Call) -> datetime | None:
+    """When the version was stored that `If-Match` names; None: whichever version there is."""
+    return None if call.if_match is None else _expected(call, await _existing(call))
+
+
+def _expected(call: Call, found: Schedule) -> datetime | None:
+    """The same for a schedule that was read; refused if `If-Match` names another version."""
+    return found.updated_at if check_match(call, _etag(found), _CHANGED) else None
 
 
 def _is_visible(call: Call, found: Schedule) -> bool:
@@ -269,7 +283,7 @@ def _shown(call: Call, one: Schedule) -> ShownSchedule:
 
 
 def _etag(found: Schedule) -> str:
-    """A tag in two parts: what a PUT must know of, and what also changes when the schedule fires."""
+    """A tag in two parts: what a change must know of, and what also changes when the schedule fires."""
     return tag_of(found.updated_at, [found.next_at, found.last_at, found.last_execution_id])
 
 
@@ -289,7 +303,7 @@ OPERATIONS = (
     ),
     Operation(
         method="DELETE", path=_PATH, handler=delete_schedule, engine=("delete_schedule",), scope=Scope.OPERATE,
-        within=Within.EVERY, answers={204: None},
+        within=Within.EVERY, answers={204: None}, etag=True,
     ),
     Operation(
         method="POST", path=f"{_PATH}/pause", handler=pause_schedule, engine=("pause_schedule",), scope=Scope.OPERATE,

@@ -14,7 +14,7 @@ from msgspec import Struct
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.server.answering import send
 from flowfabric.server.call import Call, Page
-from flowfabric.server.members import Limit, span
+from flowfabric.server.members import Limit, Payload, span
 from flowfabric.server.operation import MEDIUM, Operation, Repeats, Scope, Within
 from flowfabric.values.callback import callback_text
 from flowfabric.values.ids import ExecutionId, parse_uuid
@@ -38,10 +38,14 @@ class ListPendingWaitpoints(Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SignalExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A signal to the waitpoint with the key `key`, or to `waitpoint_id` with its token."""
+    """A signal to the waitpoint with the key `key`, or to `waitpoint_id` with its token.
+
+    `input` replaces the payload by bytes of your own.
+    """
 
     name: str = "signal"
     payload: Any = None
+    input: Payload | None = None
     key: str | None = None  # needed if the execution waits at several waitpoints
     waitpoint_id: UUID | None = None
     waitpoint_token: str | None = None
@@ -53,13 +57,19 @@ class SignalExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ApproveExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`input` replaces the payload by bytes of your own."""
+
     key: str | None = None
     payload: Any = None
+    input: Payload | None = None
 
 
 class RejectExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`input` replaces the payload by bytes of your own."""
+
     key: str | None = None
     payload: Any = None
+    input: Payload | None = None
     reason: str | None = None  # the member `reason` of the payload
 
 
@@ -146,6 +156,7 @@ async def signal_execution(call: Call) -> Accepted | DuplicateSignal:
         call.path["execution_id"],
         body.key,
         body.payload,
+        body.input,
         token=token,
         signal_name=body.name,
         signal_category=body.category,
@@ -169,6 +180,8 @@ async def reject_execution(call: Call) -> Accepted | DuplicateSignal:
     """Send the signal `rejected` to an execution that waits; its task decides what that means."""
     payload, reason = call.body.payload, call.body.reason
     if reason is not None:
+        if call.body.input is not None:
+            raise InvalidInput("given with input", field="reason", allowed="one of them")
         if not isinstance(payload, dict | None) or "reason" in (payload or {}):
             raise InvalidInput("given with a payload that has one, or has no members", field="reason")
         payload = {**(payload or {}), "reason": reason}
@@ -181,6 +194,7 @@ async def _decide(call: Call, name: str, payload: Any) -> Accepted | DuplicateSi
         call.path["execution_id"],
         call.body.key,
         payload,
+        call.body.input,
         signal_name=name,
         signal_category="approval",
         idempotency_key=f"approval:{name}:{call.caller.name}",

@@ -138,8 +138,8 @@ def describe(kind: StepKind, name: str, use: int) -> str:
 def _branched_after_failure(steps: Sequence[Step], run: int) -> bool:
     """Whether an earlier run may have taken another branch: it recorded a failure, and other things after that.
 
-    The success that later replaced such a failure is marked `retried`. What followed a wait that a replay made start
-    again is marked `is_stray`.
+    The success that later replaced such a failure is marked `retried`. If a replay made a wait start again, the steps
+    after it are marked `is_stray`.
     """
     failed = False
     for step in steps:

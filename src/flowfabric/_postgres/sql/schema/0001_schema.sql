@@ -430,9 +430,11 @@ create index limit_binding_by_limit on flowfabric.limit_binding (limit_id, id);
 
 -- One row per policy and value of its key, which admissions lock: they are serial while a limit is near.
 create table flowfabric.quota_head (
-    policy_id uuid not null,
-    key       text collate "C" not null,
-    floor     bigint not null default 0,   -- no slot has a lower number
+    policy_id   uuid not null,
+    key         text collate "C" not null,
+    floor       bigint not null default 0,   -- no slot has a lower number
+    asked       interval,                    -- the longest window that callers of check_admission ask for: entries stay so long
+    asked_until timestamptz,                 -- when that is forgotten
     primary key (policy_id, key)
 ) with (fillfactor = 50);
 
@@ -511,7 +513,10 @@ create table flowfabric.budget (
     updated_at      timestamptz not null,
     is_lowered      boolean not null default false,   -- a limit was set below what was used and held
     owner_partition integer,                       -- the execution or flow with which it is purged
-    owner_id        uuid
+    owner_id        uuid,
+    constraint budget_has_limits check (
+        cardinality(hard) = cardinality(dimensions) and cardinality(soft) = cardinality(dimensions)),
+    constraint budget_limits_positive check ((0 <= all (hard) and 0 <= all (soft)) is true)
 );
 create unique index budget_by_name on flowfabric.budget (name);
 create index budget_by_scope on flowfabric.budget (scope_type, scope_id, name);
@@ -537,7 +542,13 @@ create table flowfabric.budget_head (
     soft            bigint[] not null,
     last_breach_at  timestamptz,
     last_breach_dim text,
-    primary key (budget_id, seq)
+    primary key (budget_id, seq),
+    constraint budget_head_has_numbers check (
+        cardinality(used) = cardinality(dimensions) and cardinality(held) = cardinality(dimensions)
+        and cardinality(overrun) = cardinality(dimensions) and cardinality(hard) = cardinality(dimensions)
+        and cardinality(soft) = cardinality(dimensions)),
+    constraint budget_head_positive check (
+        (0 > any (used)) is not true and (0 <= all (held) and 0 <= all (overrun) and 0 <= all (hard) and 0 <= all (soft)) is true)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
 -- The keys of calls that were counted.

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from flowfabric import drawing
 from flowfabric.contracts import json_form
 from flowfabric.engine.flow_reads import Member, member_cursor
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.errors import NotFound
 from flowfabric.server.answers import etag
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.members import Limit
@@ -187,18 +187,16 @@ async def list_flow_members(call: Call) -> Page:
 async def list_edges(call: Call) -> Page:
     """List the edges of a flow by id: all, those into `incoming`, or those from `outgoing`."""
     flow_id, query = call.path["flow_id"], call.query
-    if query.incoming is not None and query.outgoing is not None:
-        raise InvalidInput("given with incoming", field="outgoing", allowed="one of them")
     await existing(call)
-    if query.incoming is None and query.outgoing is None:
-        graph = await call.engine.read_flow_graph(flow_id)
-        found = [] if graph is None else list(graph.edges)
-    else:
-        found = await call.engine.list_edges(flow_id, incoming=query.incoming, outgoing=query.outgoing)
-    after = None if query.cursor is None else parse_uuid(query.cursor, "cursor")
-    rest = [one for one in found if after is None or one.edge_id.bytes > after.bytes]
-    items = rest[: query.limit]
-    return Page(items=items, next_cursor=str(items[-1].edge_id) if len(rest) > query.limit else None)
+    found = await call.engine.list_edges(
+        flow_id,
+        incoming=query.incoming,
+        outgoing=query.outgoing,
+        after=None if query.cursor is None else parse_uuid(query.cursor, "cursor"),
+        limit=query.limit + 1,
+    )
+    items = found[: query.limit]
+    return Page(items=items, next_cursor=str(items[-1].edge_id) if len(found) > query.limit else None)
 
 
 async def read_flow_results(call: Call) -> FlowResults:

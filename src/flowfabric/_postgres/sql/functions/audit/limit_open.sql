@@ -12,7 +12,8 @@ language sql stable as $$
           order by b.limit_id, b.limit_key, b.rank, b.created_at, b.id) w
     left join flowfabric.quota_policy p on p.id = w.limit_id
     where exists (select from flowfabric.lead l where l.name = 'duties' and l.until > clock_timestamp() - interval '10 seconds')
-      and case when w.limit_key = '' then not exists (select from flowfabric.exhausted_budgets(array[w.limit_id]))
+      and case when w.limit_key = '' then not flowfabric.is_damaged(w.limit_id) and not exists (
+                         select from flowfabric.exhausted_budgets(array[w.limit_id]))
                else (coalesce(p.max_concurrent, 0) = 0 or p.max_concurrent > (
                          select count(*) from flowfabric.quota_slot s
                          where s.policy_id = w.limit_id and s.key = w.limit_key))

@@ -11,6 +11,9 @@
 -- Parts    usage_amounts, usage_budgets and known_keys read what the items concern; then one item after the other, in memory:
 --          refused, settled (settle_in), held or counted; soft_breach and with_remaining answer; write_heads, write_used and
 --          their neighbours store what changed, once per call.
+-- The loop over the items is one body because each item reads and changes what those before it left in memory: heads, keys,
+-- places, reservations. A function for a part of it would receive and return all of these, copied for every item; and the
+-- whole loop begins again when it meets a reservation whose lease ended. Single reports do not come here (report_one).
 create or replace function flowfabric.apply_usage(
     p_op text[], p_fenced boolean, p_ledger boolean, p_partition integer[], p_id uuid[], p_lease uuid[], p_epoch bigint[],
     p_attempt uuid[], p_index integer[], p_key text[], p_name text[], p_n integer[], p_reservation uuid[], p_on_lost text[],

@@ -1,7 +1,7 @@
 -- end_reservations: leases end: their reservations are given back, or charged if the leases are lost
 --
 -- Called by whatever ends a lease, under the locks of the executions, if one of them ever held something. It never waits
--- for a budget: the duty does what is left (collect_ended).
+-- for a budget, and a damaged one keeps no execution from its end: the duty does what is left (collect_ended).
 -- Locks    the budgets that no other transaction has locked, by id.
 create or replace function flowfabric.end_reservations(
     p_partition integer[], p_id uuid[], p_lost boolean, p_now timestamptz)
@@ -23,7 +23,7 @@ begin
     with free as materialized (
         select b.id from flowfabric.budget b where b.id = any (v_budgets) order by b.id for no key update skip locked
     )
-    select array_agg(f.id order by f.id) into v_free from free f;
+    select array_agg(f.id order by f.id) into v_free from free f where not flowfabric.is_damaged(f.id);
     if v_free is not null then
         perform flowfabric.collect_reservations(v_free, p_partition, p_id, false, p_lost, p_now);
     end if;

@@ -4,7 +4,7 @@
 -- created.
 -- Takes    p_ids: sorted, without duplicates; p_missing: some may be unknown.
 -- Locks    the budgets, by id.
--- Returns  the newest row of each, in the order of p_ids.
+-- Returns  the newest row of each, in the order of p_ids; a budget without sound numbers raises.
 create or replace function flowfabric.lock_budgets(p_ids uuid[], p_missing boolean) returns flowfabric.budget_head[]
 language plpgsql as $$
 declare
@@ -30,7 +30,10 @@ begin
     into v_heads
     from unnest(p_ids) with ordinality as u (id, ord)
     left join lateral (select x as head from flowfabric.budget_head x where x.budget_id = u.id
-                       order by x.seq desc limit 1) h on true;
+                       order by x.seq desc limit 1) h on true
+    where flowfabric.are_sound((h.head).dimensions, (h.head).used, (h.head).held, (h.head).overrun,
+                               (h.head).hard, (h.head).soft)
+          or not flowfabric.refuse_damaged(u.id);
     return v_heads;
 end;
 $$;

@@ -13,7 +13,7 @@ begin
     foreach v_id in array p_ids loop
         continue when not exists (select from flowfabric.blocked x where x.limit_id = v_id and x.limit_key = '');
         if not exists (select from flowfabric.exhausted_budgets(array[v_id])) then
-            perform flowfabric.promote_limited(v_id, null, 1000, p_now);
+            perform flowfabric.promote_limited(v_id, null, 1000, null, null, null, p_now);
         end if;
         for b in
             select x.ctid as tid, x.needs, flowfabric.budgets_of(e) as budgets

@@ -26,17 +26,20 @@ begin
     from (select b.id from flowfabric.budget b where b.id > coalesce(p_after, flowfabric.zero_uuid()) order by b.id limit p_limit) q;
     last_id := case when cardinality(v_ids) >= p_limit then v_ids[cardinality(v_ids)] end;
     v_ids := coalesce(v_ids, '{}');
-    select count(distinct u.id), max(format('budget %s: %s %s/%s', u.id, d.dim, d.used, d.hard)) into wrong, message
+    select count(distinct u.id), max(format('budget %s: %s', u.id, case
+               when flowfabric.are_sound(h.dimensions, h.used, h.held, h.overrun, h.hard, h.soft)
+               then format('%s %s/%s', d.dim, d.used, d.hard) else 'no running numbers, or damaged ones' end)) into wrong, message
     from unnest(v_ids) as u (id) join flowfabric.budget b on b.id = u.id
-    cross join lateral (select x.* from flowfabric.budget_head x where x.budget_id = u.id order by x.seq desc limit 1) h
-    cross join lateral unnest(h.dimensions, h.used, h.held, h.hard) as d (dim, used, held, hard)
-    where d.used < 0 or d.held < 0
+    left join lateral (select x.* from flowfabric.budget_head x where x.budget_id = u.id order by x.seq desc limit 1) h on true
+    left join lateral unnest(h.dimensions, h.used, h.held, h.hard) as d (dim, used, held, hard) on true
+    where flowfabric.are_sound(h.dimensions, h.used, h.held, h.overrun, h.hard, h.soft) is not true
+              and flowfabric.is_damaged(u.id)
        or h.is_strict and d.hard > 0 and d.used > d.hard;
     for v_id in
         select u.id from unnest(v_ids) as u (id)
         cross join lateral (select x as head, x.exhausted from flowfabric.budget_head x where x.budget_id = u.id
                             order by x.seq desc limit 1) h
-        where h.exhausted is distinct from flowfabric.exhausted_dimension(h.head)
+        where h.exhausted is distinct from flowfabric.exhausted_dimension(h.head) and not flowfabric.is_damaged(u.id)
         order by 1
     loop
         begin

@@ -96,6 +96,7 @@ begin
     from flowfabric.budget_head x where x.budget_id = v_budget order by x.seq desc limit 1;
     v_now := flowfabric.now();
     if v_seq is null or v_exhausted is not null or v_until <= v_now
+       or flowfabric.are_sound(v_dims, v_uses, v_held, v_overrun, v_hard, v_soft) is not true
        or p_key <> '' and exists (select from flowfabric.budget_key s
                                   where s.budget_id = v_budget and s.key = p_key and s.expires_at > v_now)
        or p_name is not null and exists (select from flowfabric.step s

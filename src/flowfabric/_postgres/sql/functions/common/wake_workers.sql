@@ -47,6 +47,13 @@ begin
 end;
 $$;
 
+-- wake_process: notify one process that there may be work; null: none.
+create or replace function flowfabric.wake_process(p_instance uuid) returns void
+language sql volatile as $$
+    select pg_notify('flowfabric_' || p_instance, 'work')
+    where p_instance is not null and current_setting('flowfabric.wake', true) is distinct from 'off'
+$$;
+
 -- wake_for: the same for executions that are ready, and that a claim may have skipped because they were locked.
 create or replace function flowfabric.wake_for(p_partition integer[], p_id uuid[]) returns void
 language sql volatile as $$

@@ -11,8 +11,7 @@ declare
     v_own timestamptz;
     e flowfabric.execution;
 begin
-    perform flowfabric.require_read_committed();
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    e := flowfabric.lock_execution(p_partition, p_id);
     v_now := flowfabric.now();
     select flowfabric.own_time(p_kind, e, d) into v_own from flowfabric.deployment d;
     code := case when e.id is null then 'not_found'

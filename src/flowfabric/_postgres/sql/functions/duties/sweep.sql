@@ -2,8 +2,10 @@
 -- limit sets, empty flows, segments of the event log and of best-effort
 -- frames past their retention, workers that nothing refers to, kept answers, and what the audit log and bulk jobs keep too long.
 --
+-- Returns  how many grants and keys of usage, and how many rows together with all the others.
 -- Roles    work, operate
-create or replace function flowfabric.sweep(p_limit integer) returns integer
+create or replace function flowfabric.sweep(p_limit integer)
+returns table (grants integer, usage_keys integer, total integer)
 language plpgsql security definer as $$
 declare
     v_now timestamptz := flowfabric.now();
@@ -20,8 +22,8 @@ begin
     delete from flowfabric.budget_key k where k.ctid = any (array(
         select x.ctid from flowfabric.budget_key x where x.expires_at <= v_now
         order by x.expires_at limit p_limit for update skip locked));
-    get diagnostics v_n = row_count;
-    v_sum := v_sum + v_n;
+    get diagnostics usage_keys = row_count;
+    v_sum := v_sum + usage_keys;
     delete from flowfabric.reservation r where r.ctid = any (array(
         select x.ctid from flowfabric.reservation x where x.settled_at <= v_now - interval '24 hours'
         order by x.settled_at limit p_limit for update skip locked));
@@ -40,8 +42,8 @@ begin
                                 where x.id = g.id and x.partition = g.partition and x.until <= g.expires_at offset 0) f
             where g.quota_policy_ids is not null))
     )
-    select count(*) into v_n from gone;
-    v_sum := v_sum + v_n;
+    select count(*) into grants from gone;
+    v_sum := v_sum + grants;
     delete from flowfabric.watch w using (
         select x.ctid as tid from flowfabric.watch x where x.until < clock_timestamp() - interval '1 minute'
         limit p_limit for update skip locked) old
@@ -76,7 +78,8 @@ begin
         limit p_limit for update of x skip locked) old
     where f.ctid = old.tid;
     get diagnostics v_n = row_count;
-    return v_sum + v_n + flowfabric.purge_keys(v_now) + flowfabric.trim_events(v_now)
+    total := v_sum + v_n + flowfabric.purge_keys(v_now) + flowfabric.trim_events(v_now)
         + flowfabric.trim_live(v_now) + flowfabric.forget_workers(v_now, p_limit) + flowfabric.sweep_limit_sets(v_now, p_limit);
+    return next;
 end;
 $$;

@@ -45,20 +45,18 @@ begin
     v_upto := least(v_last, v_from + p_most);
     return query
     with mine as materialized (
-        select x.* from flowfabric.event x
+        select x as e from flowfabric.event x
         where x.seq > v_from and x.seq <= v_upto and x.partition = p_partition and x.id = p_id
     )
-    select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-           e.operator_type, e.signal_effect, e.worker_type, case when v_sees then e.lease_id end, e.lease_epoch::bigint,
-           e.attempt_id, e.attempt_index, coalesce(w.worker_id, case when e.worker_type is not null then e.details ->> 'worker_id' end),
-           coalesce(w.worker_instance_id, case when e.worker_type is not null then e.details ->> 'worker_instance_id' end),
-           e.reason, e.revoked_by, e.details, e.parent_id, r.lane, r.kind, e.actor, null::bigint
-    from mine e
-    left join flowfabric.worker w on w.id = e.worker
-    left join flowfabric.route r on r.id = e.route
+    select s.*, null::bigint
+    from mine m
+    left join flowfabric.worker w on w.id = (m.e).worker
+    left join flowfabric.route r on r.id = (m.e).route
+    cross join lateral flowfabric.shown_event(m.e, w, r, v_sees) s
     -- An end before it was created is that of another.
-    where e.seq > coalesce((select max(m.seq) from mine m where m.outcome is not null and m.occurred_at < v_created_at), 0)
-    order by e.seq limit p_limit;
+    where s.seq > coalesce((select max((x.e).seq) from mine x
+                            where (x.e).outcome is not null and (x.e).occurred_at < v_created_at), 0)
+    order by s.seq limit p_limit;
     get diagnostics v_found = row_count;
     if v_found < p_limit and v_upto < v_last then
         seq := v_upto;

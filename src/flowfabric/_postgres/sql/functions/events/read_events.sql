@@ -42,14 +42,11 @@ begin
             v_routes := case when p_kinds[1] is not null
                              then array(select x.id from flowfabric.route x where x.kind = p_kinds[1]) end;
             return query
-            select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-                   e.operator_type, e.signal_effect, e.worker_type, case when v_sees then e.lease_id end, e.lease_epoch::bigint,
-                   e.attempt_id, e.attempt_index, coalesce(w.worker_id, case when e.worker_type is not null then e.details ->> 'worker_id' end),
-                   coalesce(w.worker_instance_id, case when e.worker_type is not null then e.details ->> 'worker_instance_id' end),
-                   e.reason, e.revoked_by, e.details, e.parent_id, r.lane, r.kind, e.actor, null::bigint, null::boolean, null::boolean
+            select s.*, null::bigint, null::boolean, null::boolean
             from flowfabric.event e
             left join flowfabric.worker w on w.id = e.worker
             left join flowfabric.route r on r.id = e.route
+            cross join lateral flowfabric.shown_event(e, w, r, v_sees) s
             where e.seq >= v_next and e.seq <= v_upto
               and (v_all or (flowfabric.takes_event(
                                  p_families[1], e.lease_type, e.outcome, e.operator_type, e.signal_effect, e.worker_type)
@@ -61,14 +58,11 @@ begin
             order by e.seq limit p_limit;
         else
             return query
-            select e.seq, e.occurred_at, e.partition, e.id, e.flow_id, e.namespace, e.tags, e.lease_type, e.outcome,
-                   e.operator_type, e.signal_effect, e.worker_type, case when v_sees then e.lease_id end, e.lease_epoch::bigint,
-                   e.attempt_id, e.attempt_index, coalesce(w.worker_id, case when e.worker_type is not null then e.details ->> 'worker_id' end),
-                   coalesce(w.worker_instance_id, case when e.worker_type is not null then e.details ->> 'worker_instance_id' end),
-                   e.reason, e.revoked_by, e.details, e.parent_id, r.lane, r.kind, e.actor, null::bigint, null::boolean, null::boolean
+            select s.*, null::bigint, null::boolean, null::boolean
             from flowfabric.event e
             left join flowfabric.worker w on w.id = e.worker
             left join flowfabric.route r on r.id = e.route
+            cross join lateral flowfabric.shown_event(e, w, r, v_sees) s
             where e.seq >= v_next and e.seq <= v_upto
               and exists (select from unnest(p_families, p_namespaces, p_tag_keys, p_tag_values, p_flows, p_ids, p_kinds)
                                       as f (families, namespace, tag_key, tag_value, flow_id, id, kind)

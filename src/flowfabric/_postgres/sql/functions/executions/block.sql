@@ -13,8 +13,7 @@ declare
     v_code text;
     e flowfabric.execution;
 begin
-    perform flowfabric.require_read_committed();
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    e := flowfabric.lock_execution(p_partition, p_id);
     v_now := flowfabric.now();
     v_code := case
         when p_reason not in ('waiting_for_budget', 'waiting_for_quota', 'waiting_for_capable_worker',

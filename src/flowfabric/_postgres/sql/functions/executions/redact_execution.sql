@@ -14,8 +14,7 @@ declare
     v_code text;
     v_parent text;
 begin
-    perform flowfabric.require_read_committed();
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    e := flowfabric.lock_execution(p_partition, p_id);
     v_code := case when e.id is null then 'not_found' when e.completed_at is null then 'execution_not_terminal' else 'ok' end;
     if v_code = 'ok' and (e.parent_id is not null or e.flow_id is not null) then
         v_parent := coalesce(

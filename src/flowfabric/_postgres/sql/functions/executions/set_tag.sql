@@ -6,9 +6,8 @@ language plpgsql security definer as $$
 declare
     e flowfabric.execution;
 begin
-    perform flowfabric.require_read_committed();
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
-    if not found then
+    e := flowfabric.lock_execution(p_partition, p_id);
+    if e.id is null then
         return false;
     end if;
     delete from flowfabric.tag t

@@ -7,7 +7,8 @@
 --          p_hash: of the capabilities, stored with the grants.
 -- Locks    ready rows and their executions, skipping locked rows; it waits only for the quota policies of executions with
 --          limits (limits/take_admitted.sql), before it locks anything else. The slots it takes end with the grants.
--- Returns  one row per grant, best first; no row without work; one row with the code unavailable without a signing key.
+-- Returns  one row per grant, best first; no row without work, or if a call that moves denied executions aside has not come to
+--          the end of them: ask again; one row with the code unavailable without a signing key.
 -- Roles    work, operate
 create or replace function flowfabric.claim_for_worker(
     p_lane text, p_kinds text[], p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_max integer,
@@ -51,7 +52,7 @@ begin
           order by f.route, f.rank, f.created_at, f.id) q;
     if v_limited then
         v_taken := flowfabric.take_admitted(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_max, v_auto_reclaim,
-                                            v_ttl, v_now);
+                                            v_ttl, null, v_now);
     elsif v_routes is not null then
         v_taken := flowfabric.take_best(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_max, v_auto_reclaim,
                                         date_trunc('milliseconds', v_now + v_ttl), v_now);

@@ -17,8 +17,7 @@ declare
     v_at timestamptz;
     e flowfabric.execution;
 begin
-    perform flowfabric.require_read_committed();
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    e := flowfabric.lock_execution(p_partition, p_id);
     v_now := flowfabric.now();
     select r.lane into v_lane from flowfabric.route r where r.id = e.route;
     if e.id is null then

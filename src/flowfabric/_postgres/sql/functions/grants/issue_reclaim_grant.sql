@@ -24,7 +24,7 @@ begin
         return query select 'unavailable', null::text, null::text, null::bigint, null::uuid, null::timestamptz, null::text;
         return;
     end if;
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    e := flowfabric.lock_execution(p_partition, p_id);
     v_now := flowfabric.now();
     if e.id is not null and e.state = 'active' and e.lease_lost is null and e.lease_expires_at <= v_now then
         perform flowfabric.mark_expired(array[p_partition], array[p_id], v_now);

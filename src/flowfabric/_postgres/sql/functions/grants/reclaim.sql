@@ -18,8 +18,7 @@ declare
     e flowfabric.execution;
     g flowfabric.claim_grant;
 begin
-    perform flowfabric.require_read_committed();
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    e := flowfabric.lock_execution(p_partition, p_id);
     v_now := flowfabric.now();
     select x.* into g from flowfabric.claim_grant x
     where x.partition = p_partition and x.id = p_id and x.kind = 'reclaim' and x.expires_at > v_now;
@@ -58,12 +57,8 @@ begin
         end if;
     end if;
     if v_code = 'ok' then
-        perform flowfabric.drop_ready(array[p_partition], array[p_id]);
-        return query
-        select 'ok'::text, null::text, s.* from flowfabric.start_attempts(
-            (select array[x.ctid] from flowfabric.execution x where x.partition = p_partition and x.id = p_id),
-            array[p_lease], array[p_attempt], flowfabric.number_worker(p_worker, p_instance, v_now), p_ttl_ms,
-            null, null, p_policy::jsonb, null, true, null, null, v_now) s;
+        return query select * from flowfabric.start_granted(
+            p_partition, p_id, p_worker, p_instance, p_lease, p_attempt, p_ttl_ms, null, null, p_policy, true, v_now);
     else
         v_refused.code := v_code; v_refused.detail := v_detail; v_refused.partition := p_partition; v_refused.id := p_id;
         v_refused.lease_epoch := v_count;

@@ -11,7 +11,8 @@
 --          sleeps leave that to the duty.
 -- Locks    ready rows and their executions, skipping locked rows; it waits only for the quota policies of executions with
 --          limits (limits/take_admitted.sql), before it locks anything else.
--- Returns  one row per lease, best first; no row without work.
+-- Returns  one row per lease, best first; no row without work, or if a call that moves denied executions aside has not come to
+--          the end of them: it notifies a caller that announced its sleep, and others ask again.
 -- Plans    a freshly filled table has no statistics: the settings keep the scan in index order.
 -- Roles    work, operate
 create or replace function flowfabric.claim(
@@ -70,7 +71,8 @@ begin
     -- Executions with limits are asked for them, in the order of the others.
     if v_limited then
         v_taken := flowfabric.take_admitted(
-            v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim, null, v_now);
+            v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim, null,
+            case when p_asleep is not null then p_sleeper end, v_now);
     elsif p_namespace is not null then
         v_taken := flowfabric.take_best(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim,
                                         null, v_now);

@@ -14,9 +14,8 @@ declare
     v_already text;
     v_slot smallint;
 begin
-    perform flowfabric.require_read_committed();
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
-    if not found then
+    e := flowfabric.lock_execution(p_partition, p_id);
+    if e.id is null then
         return query select 1, 'not_found', null::text, null::text, null::bigint, null::uuid, null::timestamptz;
         return;
     end if;

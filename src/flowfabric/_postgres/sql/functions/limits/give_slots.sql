@@ -25,7 +25,7 @@ begin
                                    where b.limit_id = f.policy_id and b.limit_key = f.key offset 0) w)
         order by f.policy_id, f.key
     loop
-        if flowfabric.open_limit(v.policy_id, v.key, v.n, false) is null then
+        if flowfabric.open_limit(v.policy_id, v.key, v.n, false, null, null, null) is null then
             perform flowfabric.look_at_limit(v.policy_id, v.key, p_now, p_now);
         end if;
     end loop;

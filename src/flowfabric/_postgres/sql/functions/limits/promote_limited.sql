@@ -2,10 +2,12 @@
 --
 -- Called by whatever opens the limit, which holds its lock. Executions that are locked are left for the duty, and those that
 -- wait for amounts which a budget does not have. Wakes workers, and the duty if more are left.
--- Takes    p_key: of a quota policy; null: a budget.
+-- Takes    p_key: of a quota policy; null: a budget. p_namespace, p_tag_key, p_tag_value: only executions of this tenant; null:
+--          of all.
 -- Locks    executions, skipping locked ones.
 -- Returns  how many became claimable.
-create or replace function flowfabric.promote_limited(p_limit uuid, p_key text, p_count integer, p_now timestamptz)
+create or replace function flowfabric.promote_limited(
+    p_limit uuid, p_key text, p_count integer, p_namespace text, p_tag_key text, p_tag_value text, p_now timestamptz)
 returns integer
 language plpgsql as $$
 declare
@@ -24,13 +26,15 @@ begin
                               where y.partition = b.partition and y.id = b.id offset 0) f
           join flowfabric.execution e on e.ctid = f.tid
           where b.limit_id = p_limit and b.limit_key = v_key and e.state = 'rate_limited'
+            and (p_namespace is null or e.namespace = p_namespace)
+            and (p_tag_key is null or coalesce(e.tags ->> p_tag_key = p_tag_value, false))
             and (b.needs is null or flowfabric.budgets_cover(
                      (select l.budget_ids from flowfabric.limit_set l where l.digest = e.limits limit 1), b.needs))
           order by b.rank, b.created_at, b.id limit v_most
           for no key update of e skip locked) x;
     v_promoted := flowfabric.promote_rows(v_tids, v_partitions, v_ids, p_now);
     -- A page that is full, or rows that were locked: the duty continues.
-    if (p_count >= 1000 or v_promoted < v_most)
+    if (p_count >= 1000 or v_promoted < v_most) and num_nonnulls(p_namespace, p_tag_key) = 0
        and exists (select from flowfabric.blocked b where b.limit_id = p_limit and b.limit_key = v_key and b.needs is null) then
         perform flowfabric.look_at_limit(
             p_limit, v_key, case when v_promoted >= 1000 then p_now else p_now + interval '1 second' end, p_now);
@@ -143,22 +147,26 @@ $$;
 -- open_limit: promote what a limit has room for now
 --
 -- Called by the duty, and by whatever made room. A rate is looked at again when its window has room.
--- Takes    p_most: no more than that. p_wait: false: give up if the policy is locked.
+-- Takes    p_most: no more than that. p_wait: false: give up if the policy is locked. p_namespace and the tag: as promote_limited.
 -- Locks    the head of the policy; a budget is only read.
 -- Returns  how many became claimable; null: the policy is locked.
-create or replace function flowfabric.open_limit(p_limit uuid, p_key text, p_most integer, p_wait boolean) returns integer
+create or replace function flowfabric.open_limit(
+    p_limit uuid, p_key text, p_most integer, p_wait boolean, p_namespace text, p_tag_key text, p_tag_value text)
+returns integer
 language plpgsql as $$
 declare
     v_now timestamptz;
     v_room flowfabric.quota_room;
     v_left bigint := 1000;
     v_promoted integer;
+    v_all boolean := num_nonnulls(p_namespace, p_tag_key) = 0;
 begin
     if p_key = '' then
         if exists (select from flowfabric.exhausted_budgets(array[p_limit])) then
             return 0;
         end if;
-        return flowfabric.promote_limited(p_limit, p_key, least(p_most, 1000), flowfabric.now());
+        return flowfabric.promote_limited(
+            p_limit, p_key, least(p_most, 1000), p_namespace, p_tag_key, p_tag_value, flowfabric.now());
     end if;
     if not (flowfabric.lock_heads(array[p_limit], array[p_key], case when p_wait then 'wait' else 'skip' end))[1] then
         return null;
@@ -169,12 +177,13 @@ begin
         v_left := least(case when v_room.rate > 0 then v_room.rate_left end,
                         case when v_room.cap > 0 then v_room.slots_left end);
     end if;
-    if least(v_left, p_most) > 0 then
+    if least(v_left, p_most) > 0 and v_all then
         perform flowfabric.promote_unserved(
             p_limit, p_key, least(v_left, p_most)::integer, p_most >= 1000, v_now);   -- an end is in a hurry
     end if;
-    v_promoted := flowfabric.promote_limited(p_limit, p_key, least(v_left, p_most, 1000)::integer, v_now);
-    if v_room.rate > 0 and v_left - v_promoted <= 0
+    v_promoted := flowfabric.promote_limited(
+        p_limit, p_key, least(v_left, p_most, 1000)::integer, p_namespace, p_tag_key, p_tag_value, v_now);
+    if v_all and v_room.rate > 0 and v_left - v_promoted <= 0
        and exists (select from flowfabric.blocked b where b.limit_id = p_limit and b.limit_key = p_key) then
         -- Not for every entry of a window that was filled at once.
         perform flowfabric.look_at_limit(

@@ -6,13 +6,16 @@
 -- the first round of a transaction waits for them; what later rounds find locked stays ready for the next claim.
 -- Once a limit denied a row, the call looks ahead over up to 1,000 rows and moves aside, in one statement, all that a limit
 -- known to be closed denies. A lost lease has its slot and passes.
+-- A call that has moved enough aside ends, also with nothing taken: then it wakes its caller, which asks again at once. A
+-- caller that announced no sleep, or hears no notifications, reads the rest of the backlog with its next polls.
 -- Takes    the routes with their floors, as claim read them; p_namespace: null: all. p_ttl: of grants: how long they are valid
 --          from when the call has its locks, and their slots with them; the ready rows are hidden until then.
+--          p_asleep: the process that calls, if it announced that it sleeps.
 -- Locks    heads of quota policies, then executions, skipping locked ones.
 -- Returns  the rows taken, as take_ready does; their slots and window entries are recorded.
 create or replace function flowfabric.take_admitted(
     p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_limit integer,
-    p_reclaim boolean, p_ttl interval, p_now timestamptz)
+    p_reclaim boolean, p_ttl interval, p_asleep uuid, p_now timestamptz)
 returns flowfabric.taken
 language plpgsql as $$
 declare
@@ -247,6 +250,9 @@ begin
                or v_moved >= 100 and clock_timestamp() > v_begun + interval '200 milliseconds';
         v_rank := v_last_rank; v_at := v_last_at; v_id := v_last_id;
     end loop;
+    if v_moved > 0 and v_tids is not null and cardinality(v_taken.ids) = 0 then
+        perform flowfabric.wake_process(p_asleep);
+    end if;
     return v_taken;
 end;
 $$;

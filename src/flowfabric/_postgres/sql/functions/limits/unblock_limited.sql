@@ -3,7 +3,7 @@
 -- The duty `unblock`. Limits are due when an end found them locked, when the window of a rate has room, and when a grant with
 -- a slot ends. A pass over all of them every few seconds finds what a crash left behind.
 -- Takes    p_limit: how many limits. p_after, p_after_key: null: those that are due; else all after this one, from
---          the first (the zero id, empty) on.
+--          the first (the zero id, empty) on. p_namespace, p_tag_key, p_tag_value: of a pass: only executions of this tenant.
 -- Locks    one policy at a time, in their order; then executions, skipping locked ones.
 -- A page that fails as a whole is repeated one by one; a limit that fails alone is reported, and one that was due is due again
 -- in 30 seconds.
@@ -11,7 +11,8 @@
 --          that are due: how many rows), how many failed with the last message, and
 --          the last limit of a pass.
 -- Roles    work, operate
-create or replace function flowfabric.unblock_limited(p_limit integer, p_after uuid, p_after_key text)
+create or replace function flowfabric.unblock_limited(
+    p_limit integer, p_after uuid, p_after_key text, p_namespace text, p_tag_key text, p_tag_value text)
 returns table (promoted integer, looked integer, failed integer, message text, last_limit uuid, last_key text)
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -21,6 +22,9 @@ declare
     v record;
 begin
     perform flowfabric.require_read_committed();
+    if p_after is null and num_nonnulls(p_namespace, p_tag_key) > 0 then
+        raise exception 'what is due is due for all tenants' using errcode = 'invalid_parameter_value';
+    end if;
     promoted := 0; failed := 0;
     if p_after is null then
         with due as (
@@ -53,14 +57,15 @@ begin
         looked := cardinality(v_limits);
     end if;
     begin
-        promoted := flowfabric.open_limits(v_limits, v_keys);
+        promoted := flowfabric.open_limits(v_limits, v_keys, p_namespace, p_tag_key, p_tag_value);
     exception
     when serialization_failure or deadlock_detected then
         raise;
     when others then
         for i in 1 .. cardinality(v_limits) loop
             begin
-                promoted := promoted + flowfabric.open_limits(v_limits[i:i], v_keys[i:i]);
+                promoted := promoted + flowfabric.open_limits(
+                    v_limits[i:i], v_keys[i:i], p_namespace, p_tag_key, p_tag_value);
             exception when others then
                 failed := failed + 1;
                 message := 'limit ' || v_limits[i] || ': ' || sqlerrm;
@@ -76,7 +81,9 @@ end;
 $$;
 
 -- open_limits: promote what limits have room for, one after the other; returns how many became claimable.
-create or replace function flowfabric.open_limits(p_limits uuid[], p_keys text[]) returns integer
+create or replace function flowfabric.open_limits(
+    p_limits uuid[], p_keys text[], p_namespace text, p_tag_key text, p_tag_value text)
+returns integer
 language plpgsql as $$
 declare
     v_promoted integer := 0;
@@ -84,7 +91,8 @@ begin
     for i in 1 .. cardinality(p_limits) loop
         -- Only what holds executions has a row to lock: a new one would be waited for in any order.
         if exists (select from flowfabric.blocked b where b.limit_id = p_limits[i] and b.limit_key = p_keys[i]) then
-            v_promoted := v_promoted + coalesce(flowfabric.open_limit(p_limits[i], p_keys[i], 1000, true), 0);
+            v_promoted := v_promoted + coalesce(flowfabric.open_limit(
+                p_limits[i], p_keys[i], 1000, true, p_namespace, p_tag_key, p_tag_value), 0);
         end if;
     end loop;
     return v_promoted;

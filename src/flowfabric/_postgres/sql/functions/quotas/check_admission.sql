@@ -1,7 +1,9 @@
 -- check_admission: admit an execution under limits that the caller gives, without claiming it
 --
 -- Called by services that use a policy for something else than claims. The policy need not exist, and is not created. The slot
--- ends with the window unless an active execution holds it, or when it is released.
+-- ends with the window unless an active execution holds it, or when it is released. Entries are kept for the longest window
+-- asked for, and for that of the policy: a caller sees all of its window, whatever others ask for. A window that nobody asks for
+-- during three of its lengths is forgotten.
 -- Locks    the head of the policy and key: admissions of one are serial.
 -- Returns  admitted, already_admitted, rate_exceeded with the milliseconds after which to try again, concurrency_exceeded.
 -- Roles    work, operate
@@ -28,9 +30,12 @@ begin
         return next;
         return;
     end if;
+    -- Written once per window. A longer one stays as long as its callers may come back within it.
+    update flowfabric.quota_head h set asked = v_span, asked_until = v_now + 3 * v_span
+    where h.policy_id = p_policy and h.key = v_key
+      and (h.asked is null or v_span > h.asked or h.asked_until < v_now + case when v_span = h.asked then 2 else 1 end * v_span);
     delete from flowfabric.quota_entry e
-    where e.policy_id = p_policy and e.key = v_key and e.admitted_at <= v_now - greatest(v_span, (
-        select flowfabric.window_of(p.window_seconds) from flowfabric.quota_policy p where p.id = p_policy));
+    where e.policy_id = p_policy and e.key = v_key and e.admitted_at <= v_now - flowfabric.entries_kept_for(p_policy, v_key, v_now);
     if p_rate > 0 and not exists (select from flowfabric.quota_entry e
                                   where e.id = p_id and e.partition = p_partition and e.policy_id = p_policy and e.key = v_key
                                     and e.admitted_at > v_now - v_span) then
@@ -64,4 +69,12 @@ begin
     code := 'admitted';
     return next;
 end;
+$$;
+
+-- entries_kept_for: how long the window entries of a policy and key are kept.
+create or replace function flowfabric.entries_kept_for(p_policy uuid, p_key text, p_now timestamptz) returns interval
+language sql stable as $$
+    select greatest((select flowfabric.window_of(p.window_seconds) from flowfabric.quota_policy p where p.id = p_policy),
+                    (select h.asked from flowfabric.quota_head h
+                     where h.policy_id = p_policy and h.key = p_key and h.asked_until > p_now), interval '0')
 $$;

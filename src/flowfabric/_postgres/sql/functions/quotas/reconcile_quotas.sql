@@ -1,8 +1,8 @@
 -- reconcile_quotas: remove aged window entries and dead slots, one page of the keys of policies
 --
 -- The duty `quota_reconciler`. Repairs what crashed callers of check_admission left behind, and slots of grants that expired.
--- Reads executions without locks. Entries of policies that do not exist are kept for a day. Of the slots of a key the oldest
--- thousand are read: those before a dead one end with their runs.
+-- Reads executions without locks. Entries are kept as long as check_admission says. Of the slots of a key the oldest thousand
+-- are read: those before a dead one end with their runs.
 -- Takes    p_after, p_after_key: the last policy and key of the page before; null: from the first on.
 -- Returns  how many entries and slots were removed, how many heads without any, and the last policy and key; null: it was the
 --          last page.
@@ -24,8 +24,8 @@ begin
           where (h.policy_id, h.key) > (coalesce(p_after, flowfabric.zero_uuid()), coalesce(p_after_key, ''))
           order by h.policy_id, h.key limit p_limit) q;
     for v in
-        select u.policy_id, u.key, case when p.id is null then interval '1 day' else flowfabric.window_of(p.window_seconds) end as span
-        from unnest(v_policies, v_keys) as u (policy_id, key) left join flowfabric.quota_policy p on p.id = u.policy_id
+        select u.policy_id, u.key, flowfabric.entries_kept_for(u.policy_id, u.key, v_now) as span
+        from unnest(v_policies, v_keys) as u (policy_id, key)
     loop
         delete from flowfabric.quota_entry e where e.ctid = any (array(
             select y.ctid from flowfabric.quota_entry y
@@ -54,7 +54,7 @@ begin
         slots := slots + v_n;
         delete from flowfabric.quota_head h where h.ctid = any (array(
             select x.ctid from flowfabric.quota_head x
-            where x.policy_id = v.policy_id and x.key = v.key
+            where x.policy_id = v.policy_id and x.key = v.key and (x.asked_until is null or x.asked_until <= v_now)
               and not exists (select from flowfabric.quota_slot s where s.policy_id = x.policy_id and s.key = x.key)
               and not exists (select from flowfabric.quota_entry e where e.policy_id = x.policy_id and e.key = x.key)
               and not exists (select from flowfabric.blocked b where b.limit_id = x.policy_id and b.limit_key = x.key)

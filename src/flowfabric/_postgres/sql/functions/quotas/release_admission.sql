@@ -19,7 +19,7 @@ begin
     if not found then
         return false;
     end if;
-    perform flowfabric.open_limit(p_policy, v_key, 1, true);
+    perform flowfabric.open_limit(p_policy, v_key, 1, true, null, null, null);
     return true;
 end;
 $$;

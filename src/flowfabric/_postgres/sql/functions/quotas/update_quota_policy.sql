@@ -57,7 +57,7 @@ begin
         )
         select h.key from held h
     loop
-        if flowfabric.open_limit(p_id, v.key, 1000, false) is null then
+        if flowfabric.open_limit(p_id, v.key, 1000, false, null, null, null) is null then
             perform flowfabric.look_at_limit(p_id, v.key, v_now, v_now);
         end if;
     end loop;

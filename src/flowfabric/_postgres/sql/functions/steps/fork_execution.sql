@@ -1,9 +1,9 @@
 -- fork_execution: a new execution with the steps that another one recorded before a step; it runs the rest
 --
 -- The other one is not touched, and may be running. Not copied: failures, which are of their run; submissions whose result
--- is not recorded, which are made again; waits and their timeouts, which begin again: their signals belong to the other
--- one. Copied steps are marked as stray: code that does not ask for them is not changed code. Amounts that are recorded as
--- counted are not counted again by the new one.
+-- is not recorded, which are made again; waits, which begin again: their signals belong to the other one; timeouts, of
+-- waits and of results, which have their whole time again. Copied steps are marked as stray: code that does not ask for them
+-- is not changed code. Amounts that are recorded as counted are not counted again by the new one.
 -- Takes    p_name, p_n: the step, whatever its kind, or its name as lists show it (draft #2); null: every step is copied.
 --          p_payload: null: that of the other one.
 -- Locks    the other one, so that it is not deleted meanwhile.
@@ -88,12 +88,11 @@ begin
         return next;
         return;
     end if;
-    with recorded as materialized (
-        select s.*, row_number() over (order by s.recorded_at, s.ctid) as place
-        from flowfabric.step s
-        where s.partition = p_partition and s.id = p_id and s.generation = e.generation
-    ), kept as materialized (
-        select r.* from recorded r where (v_before is null or r.place < v_before) and r.error is null
+    with kept as materialized (
+        select o.* from (select s.*, row_number() over (order by s.recorded_at, s.ctid) as place
+                         from flowfabric.step s
+                         where s.partition = p_partition and s.id = p_id and s.generation = e.generation) o
+        where (v_before is null or o.place < v_before) and o.error is null
     )
     insert into flowfabric.step
         (partition, id, generation, name, n, kind, run, attempt_index, result, encoding, outcome, at, child_partition,
@@ -102,8 +101,7 @@ begin
            k.child_partition, k.child_id, k.flow_id, true, k.seconds, k.recorded_at
     from kept k
     where k.kind in ('step', 'now', 'result', 'patch', 'usage')
-       or (k.kind = 'sleep' and not exists (
-               select from recorded w where w.kind = 'wait' and k.name = 'timeout of wait ' || w.name || ' ' || w.n))
+       or (k.kind = 'sleep' and k.name not like 'timeout of %')
        or (k.kind = 'submit' and exists (
                select from kept r where r.kind = 'result'
                and r.name = coalesce(flowfabric.result_step(k.child_id), flowfabric.flow_result_step(k.flow_id))))

@@ -12,8 +12,7 @@ declare
     e flowfabric.execution;
     s flowfabric.suspension;
 begin
-    perform flowfabric.require_read_committed();
-    select x.* into e from flowfabric.execution x where x.partition = p_partition and x.id = p_id for no key update;
+    e := flowfabric.lock_execution(p_partition, p_id);
     v_now := flowfabric.now();
     if e.id is null or e.state <> 'suspended' then
         return query select 1, case when e.id is null then 'not_found' else 'execution_not_suspended' end, null::text,
