@@ -340,6 +340,34 @@ async def test_under_a_lowered_rate_the_window_has_room_when_enough_have_left_it
     assert round((held.retry_at - held.blocked_at).total_seconds()) == 40, "the second of them leaves the window then"
 
 
+async def test_a_full_window_has_room_when_its_own_key_has(engine: CheckedEngine, clock: Clock) -> None:
+    policy = await quota(engine, key="tenant", window=60 * SECOND, max_requests_per_window=1)
+    await many(engine, 1, policy, tags={"tenant": "a"})
+    assert len(await claim(engine)) == 1
+    await clock.advance(seconds=30)
+    await many(engine, 1, policy, tags={"tenant": "b"})
+    assert len(await claim(engine)) == 1
+    await clock.advance(seconds=10)
+    await many(engine, 1, policy, tags={"tenant": "b"})
+    assert await claim(engine) == []
+    (held,) = (await engine.list_held(policy)).items
+    assert held.retry_at is not None
+    assert round((held.retry_at - held.blocked_at).total_seconds()) == 50, "not when that of another key has"
+
+
+async def test_a_limit_that_holds_nothing_more_is_not_due_again(
+    engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
+) -> None:
+    policy = await quota(engine, max_concurrent=1)
+    await many(engine, 2, policy)
+    assert len(await claim(engine)) == 1
+    await clock.advance(seconds=1)
+    assert (await engine.unblock_limited()).promoted == 0, "the round that follows every denial"
+    await engine.update_quota_policy(policy, max_concurrent=5)
+    assert len(await claim(engine)) == 1
+    assert await sql.fetchval("select count(*) from flowfabric.limit_due") == 0
+
+
 async def test_the_rate_is_asked_before_the_cap(engine: CheckedEngine) -> None:
     policy = await quota(engine, max_requests_per_window=1, max_concurrent=1)
     made = await many(engine, 2, policy)

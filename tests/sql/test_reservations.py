@@ -86,6 +86,15 @@ async def test_more_than_fits_is_overrun(engine: ff.Engine) -> None:
     assert await numbers(engine, budget) == ({"t": 0}, {}, {})
 
 
+async def test_more_than_was_held_fits_where_nothing_limits_it(engine: ff.Engine) -> None:
+    budget = await make(engine, {"t": 10})
+    held = await started(engine)
+    reserved = await hold(engine, held, budget, amounts={"calls": 1})
+    answer = await engine.settle_usage(held.handle, reserved.reservation_id, {"calls": 5})
+    assert isinstance(answer, UsageOk)
+    assert await numbers(engine, budget) == ({"calls": 5}, {}, {})
+
+
 async def test_a_lowered_limit_does_not_take_back_what_was_held(engine: ff.Engine) -> None:
     budget = await make(engine, {"t": 10})
     held = await started(engine)
