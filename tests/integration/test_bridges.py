@@ -712,3 +712,34 @@ async def test_a_wake_that_is_no_truth_value_is_refused_by_name(sql: asyncpg.Con
         await bridge_asyncpg.create_execution(sql, execution_kind="test", wake=wake)
     assert refused.value.field == "wake"
     assert await sql.fetchval("select count(*) from flowfabric.execution") == 0
+
+
+async def test_a_flow_beside_a_worker_that_sleeps_is_prepared_and_runs_when_it_is_committed(
+    database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine
+) -> None:
+    gid = database.rpartition("/")[2].partition("?")[0]
+    app = ff.App(database)
+
+    @app.task
+    def pack() -> None: ...
+
+    flow = app.flow("parcel")
+    flow.add(pack)
+    async with await ff.Engine.connect(database) as sleeping:
+        await sleeping.sleep_for_work(["default"], timedelta(seconds=60))
+        connection = await asyncpg.connect(database)
+        await connection.execute("begin")
+        await flow.submit_in(connection)
+        with pytest.raises(asyncpg.FeatureNotSupportedError, match="NOTIFY"):
+            await connection.execute(f"prepare transaction '{gid}'")
+        await connection.execute("begin")
+        with pytest.raises(ff.InvalidInput, match="wake"):
+            await flow.submit_in(connection, wake="no")  # type: ignore[call-overload]
+        run = await flow.submit_in(connection, wake=False)
+        await connection.execute(f"prepare transaction '{gid}'")
+        await connection.close()
+        assert await plain_engine.claim(**WORKER) is None
+        await sql.execute(f"commit prepared '{gid}'")
+        claimed = await plain_engine.claim(**WORKER)
+        assert claimed is not None
+        assert str(claimed.flow_id) == run.id

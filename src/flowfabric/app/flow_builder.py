@@ -472,13 +472,18 @@ class Flow:
 
     @overload
     def submit_in(
-        self, connection: AsyncConnection, /, *, idempotency_key: str | None = None
+        self, connection: AsyncConnection, /, *, idempotency_key: str | None = None, wake: bool = True
     ) -> Coroutine[Any, Any, FlowRun]: ...
     @overload
-    def submit_in(self, connection: SyncConnection | str, /, *, idempotency_key: str | None = None) -> FlowRun: ...
-    def submit_in(self, connection: Any, /, *, idempotency_key: str | None = None) -> Any:
-        """Store the whole flow in one call, as part of the transaction of your connection. See `Task.submit_in`."""
-        return submit_flow_in(self._app, connection, self, idempotency_key)
+    def submit_in(
+        self, connection: SyncConnection | str, /, *, idempotency_key: str | None = None, wake: bool = True
+    ) -> FlowRun: ...
+    def submit_in(self, connection: Any, /, *, idempotency_key: str | None = None, wake: bool = True) -> Any:
+        """Store the whole flow in one call, as part of the transaction of your connection. See `Task.submit_in`.
+
+        `wake=False` notifies no process, for a transaction that is to be prepared (two-phase commit).
+        """
+        return submit_flow_in(self._app, connection, self, idempotency_key, wake)
 
     def id_of(self, key: str) -> FlowId:
         """Return the id of the flow with this idempotency key."""

@@ -124,10 +124,21 @@ class Transaction:
         find the executions when they next poll, and duties their delays and deadlines.
         """
         check_batch(items)
+        return await self._waking(wake, self._create_many(items))
+
+    async def _waking(self, wake: bool, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`; with `wake=False` its statements notify no process."""
         if type(wake) is not bool:
+            work.close()
             raise InvalidInput(f"got {wake!r}", field="wake", allowed="True or False")
-        if not wake:
-            await self._execute(statements.set_wake(self._mark), ["off"])
+        if wake:
+            return await work
+        await self._execute(statements.set_wake(self._mark), ["off"])
+        found = await work
+        await self._execute(statements.set_wake(self._mark), ["on"])
+        return found
+
+    async def _create_many(self, items: Sequence[NewExecution]) -> list[Verdict]:
         partitions = None
         if any(isinstance(item, NewExecution) and item.execution_id is not None and item.flow_id for item in items):
             partitions = (await self._execute(statements.FLOW_PARTITIONS, []))[0][0]
@@ -139,8 +150,6 @@ class Transaction:
             made = await self._execute(statements.create_executions(self._mark, hashed=hashed), call.args)
         if call.doubts:
             standing = await self._execute(statements.standing_executions(self._mark, hashed=hashed), call.doubts)
-        if not wake:
-            await self._execute(statements.set_wake(self._mark), ["on"])
         return call.verdicts(made, standing)
 
     async def read_execution_info(self, execution_id: ExecutionId) -> StoredKind | None:
@@ -161,17 +170,28 @@ class Transaction:
         return bool((await self._execute(statements.free_key(self._mark), args))[0][0])
 
     async def submit_flow(
-        self, nodes: Sequence[NewNode], *, flow_kind: str, namespace: str, flow_id: FlowId, tags: dict[str, str]
+        self,
+        nodes: Sequence[NewNode],
+        *,
+        flow_kind: str,
+        namespace: str,
+        flow_id: FlowId,
+        tags: dict[str, str],
+        wake: bool = True,
     ) -> FlowSubmitted:
-        """See `Engine.submit_flow`. The last bits of all ids are those of the flow's."""
+        """See `Engine.submit_flow`, and `create_many` for `wake`. The last bits of all ids are those of the flow's."""
         call = GrowCall(flow_id, nodes, PARTITION_VALUES, is_new=True, kind=flow_kind, namespace=namespace, tags=tags)
-        code, place = (await self._execute(statements.grow_flow(self._mark), call.args))[0]
+        grown = await self._waking(wake, self._rows(statements.grow_flow(self._mark), call.args))
+        code, place = grown[0]
         if code == "ok":
             return FlowSubmitted(flow_id=flow_id, nodes=call.nodes)
         if code != "exists":
             raise call.refusal(code, place)
         members = await self._execute(statements.read_nodes(self._mark), [flow_id])
         return FlowSubmitted(flow_id=flow_id, nodes={node: ExecutionId(uuid) for uuid, node in members}, existed=True)
+
+    async def _rows(self, statement: str, args: list[Any]) -> Rows:
+        return await self._execute(statement, args)
 
 
 def _bits(uuid: UUID) -> int:

@@ -38,7 +38,7 @@ def submit_in(app: Connector, connection: Any, submission: Submission) -> Any:
     return _run(driver, submit())
 
 
-def submit_flow_in(app: Connector, connection: Any, flow: Graph, idempotency_key: str | None) -> Any:
+def submit_flow_in(app: Connector, connection: Any, flow: Graph, idempotency_key: str | None, wake: bool) -> Any:
     """The same for a flow."""
     if flow.grows is not None:
         raise InvalidInput(
@@ -58,7 +58,12 @@ def submit_flow_in(app: Connector, connection: Any, flow: Graph, idempotency_key
         await learn_of_flow(transaction, flow, changed)
         nodes = flow.build(ids, changed)
         answer = await transaction.submit_flow(
-            nodes, flow_kind=flow.name, namespace=flow.namespace, flow_id=flow_id, tags=dict(flow.tags)
+            nodes,
+            flow_kind=flow.name,
+            namespace=flow.namespace,
+            flow_id=flow_id,
+            tags=dict(flow.tags),
+            wake=wake,
         )
         return FlowRun(answer.flow_id, nodes=answer.nodes, connector=app, is_new=not answer.existed)
 
