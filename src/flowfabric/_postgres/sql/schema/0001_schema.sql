@@ -826,7 +826,9 @@ create table flowfabric.signal (
     is_dropped       boolean not null default false,   -- only its identity is kept, so that a repetition is recognised
     primary key (partition, id, ordinal)
 );
-create unique index signal_by_id on flowfabric.signal (partition, id, signal_id);
+-- The id first: beside the primary key no other order decides, when statistics are wrong, which index finds one signal. Calls
+-- compare partition and id as a row, which no index serves.
+create unique index signal_by_id on flowfabric.signal (signal_id, partition, id);
 create index signal_by_waitpoint on flowfabric.signal (partition, waitpoint_id, ordinal);
 create index signal_by_key on flowfabric.signal (partition, waitpoint_id, idempotency_key)
     where idempotency_key is not null;
@@ -880,6 +882,8 @@ create table flowfabric.edge (
     resolved_event   bigint,
     primary key (partition, flow_id, edge_id)
 ) with (fillfactor = 60);
+-- Calls that look for the edges of one execution compare the flow with `is not distinct from`: by the primary key they would
+-- read the whole flow.
 create index edge_from on flowfabric.edge (partition, upstream, downstream);
 create index edge_into on flowfabric.edge (partition, downstream);
 

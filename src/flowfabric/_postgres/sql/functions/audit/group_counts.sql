@@ -10,6 +10,6 @@ language sql stable as $$
         select count(*), count(*) filter (where x.outcome = 'success'),
                count(*) filter (where x.outcome in ('failed', 'cancelled', 'expired')),
                count(*) filter (where x.outcome = 'skipped')
-        from flowfabric.edge x where x.partition = g.partition and x.downstream = g.downstream and x.flow_id = g.flow_id
-          and x.applied_at is not null)
+        from flowfabric.edge x where x.partition = g.partition and x.downstream = g.downstream
+          and x.flow_id is not distinct from g.flow_id and x.applied_at is not null)
 $$;

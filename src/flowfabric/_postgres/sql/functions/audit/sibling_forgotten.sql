@@ -6,7 +6,8 @@ language sql stable as $$
         select x.* from flowfabric.edge_group x where (x.partition, x.flow_id) between (p_low, p_from) and (p_high, p_to)
     )
     select 'sibling_forgotten', g.partition, g.downstream, e.id::text from g
-    join flowfabric.edge x on x.partition = g.partition and x.downstream = g.downstream and x.flow_id = g.flow_id
+    join flowfabric.edge x on x.partition = g.partition and x.downstream = g.downstream
+                           and x.flow_id is not distinct from g.flow_id
     join flowfabric.execution e on e.partition = x.partition and e.id = x.upstream
     where g.policy <> 'all_of' and g.cancel_rest and g.state <> 'pending' and x.applied_at is not null
       and e.completed_at is null and e.replays = 0

@@ -12,7 +12,7 @@ begin
         select coalesce(array_agg(distinct d.upstream), '{}') as siblings
         from flowfabric.edge d
         join flowfabric.execution x on x.partition = d.partition and x.id = d.upstream and x.completed_at is null
-        where d.partition = u.partition and d.downstream = u.downstream and d.flow_id = u.flow
+        where d.partition = u.partition and d.downstream = u.downstream and d.flow_id is not distinct from u.flow
           and d.applied_at is not null and (p_edge is null or d.edge_id = any (p_edge))) l
     on conflict (partition, flow_id, downstream) do update
         set siblings = (select coalesce(array_agg(distinct x), '{}') from unnest(s.siblings || excluded.siblings) x);

@@ -3,8 +3,10 @@ create or replace function flowfabric.reaches(p_partition integer, p_flow uuid, 
 language plpgsql as $$
 begin
     -- Two cases need no walk: a node at the end of the graph, or one at its beginning.
-    if not exists (select from flowfabric.edge d where d.partition = p_partition and d.upstream = p_from and d.flow_id = p_flow)
-       or not exists (select from flowfabric.edge d where d.partition = p_partition and d.downstream = p_to and d.flow_id = p_flow) then
+    if not exists (select from flowfabric.edge d where d.partition = p_partition and d.upstream = p_from
+                                                        and d.flow_id is not distinct from p_flow)
+       or not exists (select from flowfabric.edge d where d.partition = p_partition and d.downstream = p_to
+                                                           and d.flow_id is not distinct from p_flow) then
         return false;
     end if;
     return exists (

@@ -19,7 +19,7 @@ begin
         order by d.edge_id limit p_limit;
     elsif p_downstream is not null then
         return query select d.* from flowfabric.edge d
-        where d.partition = p_partition and d.downstream = p_downstream and d.flow_id = p_flow
+        where d.partition = p_partition and d.downstream = p_downstream and d.flow_id is not distinct from p_flow
           and d.edge_id >= v_from and d.edge_id is distinct from p_after
         order by d.edge_id limit p_limit;
     else

@@ -36,7 +36,8 @@ begin
            array_agg(flowfabric.outcome_of(up.state))
     into v_edges, v_edge_partition, v_edge_flow, v_edge_downstream, v_outcome
     from unnest(v_partition, v_flow, v_downstream) as u (partition, flow, downstream)
-    join flowfabric.edge d on d.partition = u.partition and d.downstream = u.downstream and d.flow_id = u.flow
+    join flowfabric.edge d on d.partition = u.partition and d.downstream = u.downstream
+                          and d.flow_id is not distinct from u.flow
     join flowfabric.execution up on up.partition = d.partition and up.id = d.upstream
     where d.applied_at is not null and d.outcome is null and up.completed_at is not null and d.from_run <= up.replays
       and (p_namespace is null or up.namespace = p_namespace)

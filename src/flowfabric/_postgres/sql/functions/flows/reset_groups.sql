@@ -21,8 +21,8 @@ begin
         join flowfabric.edge_group g on g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id,
         flowfabric.execution up
         cross join lateral (select up.completed_at is not null and (up.state = 'completed' or g.policy = 'all_settled') as counts) n
-        where d.partition = u.partition and d.downstream = u.id and d.flow_id = e.flow_id and d.applied_at is not null
-          and d.outcome <> 'success' and up.partition = d.partition and up.id = d.upstream
+        where d.partition = u.partition and d.downstream = u.id and d.flow_id is not distinct from e.flow_id
+          and d.applied_at is not null and d.outcome <> 'success' and up.partition = d.partition and up.id = d.upstream
         returning d.partition, d.flow_id, d.edge_id, d.outcome, d.data_passing_ref, up.completed_at
     )
     select array_agg(t.partition order by t.completed_at, t.edge_id), array_agg(t.flow_id order by t.completed_at, t.edge_id),
@@ -44,7 +44,8 @@ begin
         select count(*) filter (where d.outcome = 'success')::integer as succeeded,
                count(*) filter (where d.outcome = 'skipped')::integer as skipped,
                count(*) filter (where d.outcome in ('failed', 'cancelled', 'expired'))::integer as failed
-        from flowfabric.edge d where d.partition = e.partition and d.downstream = e.id and d.flow_id = e.flow_id) c
+        from flowfabric.edge d where d.partition = e.partition and d.downstream = e.id
+                                     and d.flow_id is not distinct from e.flow_id) c
     where g.partition = e.partition and g.flow_id = e.flow_id and g.downstream = e.id;
     delete from flowfabric.sibling_cancel s
     using unnest(p_partition, p_id) as u (partition, id)

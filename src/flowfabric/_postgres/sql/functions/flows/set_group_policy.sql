@@ -14,7 +14,7 @@ begin
         return v_code;
     end if;
     if exists (select from flowfabric.edge d
-               where d.partition = p_partition and d.downstream = p_downstream and d.flow_id = p_flow) then
+               where d.partition = p_partition and d.downstream = p_downstream and d.flow_id is not distinct from p_flow) then
         return 'edge_group_policy_already_fixed';
     end if;
     select x.* into g from flowfabric.edge_group x

@@ -10,6 +10,9 @@ language sql stable security definer as $$
     from (select x.* from flowfabric.suspension x
           where x.partition = p_partition and x.id = p_id and x.attempt_index = p_attempt_index
           order by x.number desc limit 1) s
-    join flowfabric.signal g on g.partition = s.partition and g.id = s.id and g.signal_id = any (s.satisfier_signal_ids)
+    cross join unnest(s.satisfier_signal_ids) as u (signal_id)
+    cross join lateral (select x.* from flowfabric.signal x
+                        where x.signal_id = u.signal_id and (x.partition, x.id) is not distinct from (p_partition, p_id)
+                        offset 0) g
     order by g.ordinal
 $$;

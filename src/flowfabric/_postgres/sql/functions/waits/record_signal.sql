@@ -42,7 +42,7 @@ begin
     into w
     from (select) one
     left join flowfabric.waitpoint x on x.partition = e.partition and x.waitpoint_id = p_waitpoint and x.id = e.id
-    left join flowfabric.signal s on s.partition = e.partition and s.id = e.id and s.signal_id = p_signal;
+    left join flowfabric.signal s on s.signal_id = p_signal and (s.partition, s.id) is not distinct from (e.partition, e.id);
     v_now := w.at; v_existing := w.existing;
     if w.waitpoint_id is null then
         code := 'waitpoint_not_found';

@@ -39,7 +39,8 @@ begin
     end if;
     if exists (select from unnest(p_signals) as u (signal_id)
                left join lateral (select x.waitpoint_id from flowfabric.signal x
-                                  where x.partition = p_partition and x.id = p_id and x.signal_id = u.signal_id offset 0) x on true
+                                  where x.signal_id = u.signal_id
+                                    and (x.partition, x.id) is not distinct from (p_partition, p_id) offset 0) x on true
                where x.waitpoint_id is null or x.waitpoint_id <> all (t.waitpoint_ids)) then
         return query select 1, 'invalid_input', 'signal_not_of_this_wait', 'active', p_epoch, p_attempt, v_now;
         return;
@@ -49,7 +50,7 @@ begin
         set refused = u.why, observed_effect = 'refused', match_detail = 'refused', source_hash = null
         from unnest(p_signals, p_why) as u (signal_id, why)
         cross join lateral (select x.ctid as tid from flowfabric.signal x
-                            where x.partition = p_partition and x.id = p_id and x.signal_id = u.signal_id
+                            where x.signal_id = u.signal_id and (x.partition, x.id) is not distinct from (p_partition, p_id)
                               and x.refused is null offset 0) f
         where s.ctid = f.tid
         returning s.signal_id, s.waitpoint_id, s.source_identity, s.ordinal

@@ -19,7 +19,8 @@ begin
         into v_result
         from unnest(p_satisfiers) as u (signal_id)
         cross join lateral (select x.* from flowfabric.signal x
-                            where x.partition = p_partition and x.id = p_id and x.signal_id = u.signal_id offset 0) g;
+                            where x.signal_id = u.signal_id and (x.partition, x.id) is not distinct from (p_partition, p_id)
+                            offset 0) g;
     end if;
     update flowfabric.step s set result = v_result, outcome = v_outcome, recorded_at = flowfabric.now(),
                                  is_unread = v_outcome = 'resumed'
