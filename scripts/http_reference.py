@@ -39,8 +39,8 @@ _RULES = """\
 | instants | RFC 3339 in UTC: `2030-01-31T12:00:00Z`; in a request with any offset |
 | durations | numbers of seconds, under a name that ends in `_seconds` |
 | ids | UUIDs |
-| payloads | JSON values; bytes that are not JSON are `{"base64": "...", "encoding": "..."}`, in requests as the \
-member `input` |
+| payloads | JSON values; text that is not JSON as a string, other bytes as `{"base64": "...", "encoding": "..."}`; \
+in requests such bytes are the member `input` |
 | arguments of a task | an object by the names of its parameters: `{"draft_id": 42}` |
 | one of several records | the member `status` says which, in snake_case: `"status": "created"` |
 | unknown members | of a request: refused by name; of a response: ignore them |
