@@ -39,8 +39,8 @@ _RULES = """\
 | instants | RFC 3339 in UTC: `2030-01-31T12:00:00Z`; in a request with any offset |
 | durations | numbers of seconds, under a name that ends in `_seconds` |
 | ids | UUIDs |
-| payloads | JSON values; bytes that are not JSON are `{"base64": "...", "encoding": "..."}`, in requests as the \
-member `input` |
+| payloads | JSON values; text that is not JSON as a string, other bytes as `{"base64": "...", "encoding": "..."}`; \
+in requests such bytes are the member `input` |
 | arguments of a task | an object by the names of its parameters: `{"draft_id": 42}` |
 | one of several records | the member `status` says which, in snake_case: `"status": "created"` |
 | unknown members | of a request: refused by name; of a response: ignore them |
@@ -48,7 +48,7 @@ member `input` |
 | versions | `ETag` on records and lists, 304 for `If-None-Match`; `If-Match` where an operation says so, else 412 |
 | repeats | `Idempotency-Key` on every POST. Submissions, flows, signals and usage store it with what they make: a \
 repeat returns that, whatever its body. Other operations refuse it with another body (422) and while the first is \
-under way (409) |
+under way (409); after a 412, repeat the request with the current tag and the same key |
 | bodies | at most the bytes that the operation says; longer ones are refused (413) while they are read |
 | request ids | every response has `X-Request-Id`; a problem has it as `instance`, except that of a link, \
 whose problem is the same for every reason |

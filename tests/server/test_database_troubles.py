@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -131,3 +133,37 @@ async def test_while_the_database_is_away_every_request_is_refused_as_something_
                 done = await client.request(method, path, json=body, headers={"Idempotency-Key": f"{method} {path}"})
                 assert done.status_code in (200, 201), done.text
     rows.tell()
+
+
+async def test_requests_whose_connection_the_server_ends_are_refused_as_something_to_repeat(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any], database: str
+) -> None:
+    """As after a failover: the connections end while transactions begin, run and commit on them."""
+    target = await submit(plain_engine)
+    here = "from pg_stat_activity where datname = current_database() and backend_type = 'client backend'"
+    kept = await sql.fetchval(f"select array_agg(pid) {here}")  # those of the test itself
+    found: Counter[tuple[int, str | None]] = Counter()
+    others: list[str] = []
+    async with (
+        await ff.Engine.connect(database, reconnect_for=timedelta(0), notifications=False) as engine,
+        client_of(engine) as client,
+    ):
+        is_over = asyncio.Event()
+
+        async def change() -> None:
+            while not is_over.is_set():
+                answer = await client.put(f"/v1/executions/{target}/priority", json={"priority": 3})
+                found[answer.status_code, answer.json().get("code")] += 1
+                if answer.status_code not in (200, 503):
+                    others.append(answer.text)
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(change())
+            for _ in range(60):
+                await asyncio.sleep(0.05)
+                await sql.fetch(f"select pg_terminate_backend(pid) {here} and pid <> all ($1)", kept)
+            is_over.set()
+        assert (await client.put(f"/v1/executions/{target}/priority", json={"priority": 3})).status_code == 200
+    assert others == []
+    assert found[200, None] and found[503, "transport"], found

@@ -62,6 +62,22 @@ async def test_a_refusal_is_kept_too(keyed: Keyed) -> None:
     assert same(first, await client.post(f"/v1/executions/{target}/replay", headers=KEY))
 
 
+async def test_a_request_for_another_version_is_another_request(keyed: Keyed) -> None:
+    """A caller whose tag was stale reads again, and repeats the request with the key it has."""
+    client = await keyed.client("admin")
+    path = "/v1/schedules/beat"
+    first = await client.put(path, json={"execution_kind": "beat", "every_seconds": 60})
+    current = await client.put(path, json={"execution_kind": "beat", "every_seconds": 61})
+    for _ in range(2):
+        stale = await client.post(f"{path}/pause", headers={**KEY, "If-Match": first.headers["etag"]})
+        assert stale.status_code == 412 and "idempotency-replayed" not in stale.headers
+    fresh = {**KEY, "If-Match": current.headers["etag"]}
+    done = await client.post(f"{path}/pause", headers=fresh)
+    assert (done.status_code, done.json()["paused"]) == (200, True), done.text
+    # A repeat of what was done gets the first answer: its tag is stale because of it.
+    assert same(done, await client.post(f"{path}/pause", headers=fresh))
+
+
 async def test_a_secret_is_never_given_again(keyed: Keyed, sql: asyncpg.Connection[Any]) -> None:
     client = await keyed.client("admin")
     body = {"name": "ci", "scopes": ["read"]}

@@ -77,13 +77,36 @@ def test_every_operation_is_described_and_consistent() -> None:
 
 def test_no_request_has_a_clock_a_partition_or_an_id_of_its_path() -> None:
     clock = {"now", "now_ms", "time", "timestamp", "created_at", "partition", "partition_id", "partition_key"}
-    rows = Rows()
+    rows, nested = Rows(), 0
     for one in OPERATIONS:
         with rows.row(one.name):
             records = [one.query, *([one.body] if isinstance(one.body, type(Empty)) else [])]
             given = {each.encode_name for record in records for each in fields(record)}
             assert given & {*clock, *Reader(one).names} == set()
+            shown = DOCUMENT["paths"][one.path][one.method.lower()]
+            everywhere = members(shown.get("requestBody")) | members(shown.get("parameters"))
+            assert everywhere & clock == set()
+            nested += not everywhere <= given
     rows.tell()
+    assert nested > 5
+
+
+def members(schema: Any) -> set[str]:
+    """The names of all members that a schema has, at any depth."""
+    found: set[str] = set()
+    seen: set[str] = set()
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            found.update(node.get("properties", ()))
+            if (name := node.get("$ref")) is not None and name not in seen:
+                seen.add(name)
+                walk(DOCUMENT["components"]["schemas"][name.rpartition("/")[2]])
+        for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            walk(each)
+
+    walk(schema)
+    return found
 
 
 def test_every_union_of_records_says_by_status_which_it_is() -> None:

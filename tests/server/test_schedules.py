@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import pytest
 
 import flowfabric as ff
 from flowfabric.server.operation import Scope
@@ -142,14 +143,56 @@ async def test_a_schedule_that_was_changed_meanwhile_is_not_paused_resumed_or_de
     assert (resumed.status_code, resumed.json()["paused"]) == (200, False), resumed.text
     assert (await client.post(f"{path}/pause", headers={"If-Match": "*"})).status_code == 200
     current = {"If-Match": (await client.get(path)).headers["etag"]}
-    several = await asyncio.gather(
-        *(client.request(method, where, headers=current) for method, where in (*changes, *changes))
+    several = await asyncio.gather(  # it is paused: to pause it would change nothing
+        *(client.request(method, where, headers=current) for method, where in (*changes[1:], *changes[1:]))
     )
     done, *others = sorted(one.status_code for one in several)
     assert done in (200, 204) and set(others) <= {404, 412}, [one.text for one in several]  # 404: it was deleted
     for method, where in changes:
         unknown = await client.request(method, where.replace("beat", "unknown"), headers=current)
         assert unknown.status_code == 404, unknown.text
+
+
+async def test_a_put_for_whichever_version_there_is_makes_no_schedule_anew(
+    client: httpx.AsyncClient, plain_engine: ff.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, beat = "/v1/schedules/beat", {"execution_kind": "beat", "every_seconds": 60}
+    await client.put(path, json=beat)
+    kept = await client.put(path, json={**beat, "priority": 1}, headers={"If-Match": "*"})
+    assert (kept.status_code, kept.json()["status"]) == (200, "changed"), kept.text
+    read = ff.Engine.server_time_ms
+
+    async def deleted(engine: ff.Engine) -> int:
+        """Between the read of the schedule and the change."""
+        await engine.delete_schedule("beat")
+        return await read(engine)
+
+    monkeypatch.setattr(ff.Engine, "server_time_ms", deleted)
+    late = await client.put(path, json=beat, headers={"If-Match": "*"})
+    assert (late.status_code, late.json()["code"]) == (412, "precondition_failed"), late.text
+    assert (await client.get(path)).status_code == 404
+
+
+async def test_pausing_a_paused_schedule_and_resuming_another_change_nothing(
+    client: httpx.AsyncClient, clock: Clock
+) -> None:
+    path = "/v1/schedules/beat"
+    await client.put(path, json={"execution_kind": "beat", "every_seconds": 60})
+    for change in ("resume", "pause"):
+        if change == "pause":
+            await client.post(f"{path}/pause")
+        before = await client.get(path)
+        await clock.advance(seconds=1)
+        again = await client.post(f"{path}/{change}")
+        assert (again.status_code, again.json()) == (200, before.json())
+        assert again.headers["etag"] == before.headers["etag"]
+
+
+async def test_more_than_one_if_match_is_refused(client: httpx.AsyncClient) -> None:
+    made = await client.put("/v1/schedules/beat", json={"execution_kind": "beat", "every_seconds": 60})
+    both = [("If-Match", '"1.2"'), ("If-Match", made.headers["etag"])]
+    answer = await client.post("/v1/schedules/beat/pause", headers=both)
+    assert (answer.status_code, answer.json()["detail"]) == (400, "the header if-match is given more than once")
 
 
 async def test_a_schedule_that_an_app_declares_is_the_apps(client: httpx.AsyncClient, plain_engine: ff.Engine) -> None:

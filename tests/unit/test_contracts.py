@@ -1157,6 +1157,13 @@ def test_sealed_data_opens_to_what_it_was(data: bytes, order: list[Any], count: 
     assert Codecs(order[::-1]).open(sealed, encoding, None) == data
 
 
+@pytest.mark.parametrize("encoding", ["json+zip+zip", "json+zip+b64+zip", "json+bound+bound@"])
+def test_a_codec_that_is_named_twice_opens_nothing(encoding: str) -> None:
+    """None is written so; 230 bytes, compressed three times, could open to 300 MB."""
+    with pytest.raises(CannotDecode, match="names a codec twice"):
+        Codecs([Zip(), Base64(), Bound()]).open(b"1", encoding, ONE)
+
+
 def test_a_retired_codec_reads_and_does_not_write() -> None:
     data, encoding = Codecs([Base64("key-1")]).seal(b"1", None)
     rotated = Codecs([Base64("key-2")], also_read=[Base64("key-1")])

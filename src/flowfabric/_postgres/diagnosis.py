@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from flowfabric._postgres import statements
 from flowfabric._postgres.build import THIS, build_of
-from flowfabric._postgres.database import MINIMUM_SERVER, connection_failed
+from flowfabric._postgres.database import LOST, MINIMUM_SERVER, connection_failed
 from flowfabric._postgres.dsn import describe
 from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric._postgres.roles import Role, functions_of
@@ -65,7 +65,7 @@ async def examine(dsn: str) -> AsyncIterator[Finding]:
         for check in CHECKS:
             try:
                 yield await check(connection)
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            except (asyncpg.PostgresError, *LOST) as error:
                 if connection.is_closed():
                     raise ConnectionFailed("unreachable", str(error), target=describe(dsn)) from error
                 yield Finding(check.__name__.strip("_"), "warning", f"could not be checked: {error}")

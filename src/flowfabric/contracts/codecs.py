@@ -40,7 +40,8 @@ class Codec(Protocol):
     """Transforms stored bytes and back: compression, encryption.
 
     `name` (`[a-z0-9_-]+`) is stored beside the data and must keep its meaning as long as such data exists.
-    Several threads may call both methods at the same time.
+    Several threads may call both methods at the same time. `decode` also gets bytes that callers sent: one that
+    decompresses should stop at a size that is far above your data.
     """
 
     @property
@@ -143,6 +144,8 @@ class Codecs:
             chosen.append((stored, codec))
         if not self._accepts_plain and not any(_binds(codec) for _, codec in chosen):
             raise CannotDecode(f"is not encrypted, and this app accepts nothing else (encoding {encoding!r})")
+        if len({name.removesuffix(_BOUND) for name in names}) < len(names):
+            raise CannotDecode(f"encoding {encoding!r} names a codec twice")  # `seal` never does
         for name, codec in chosen:
             try:
                 if _binds(codec):

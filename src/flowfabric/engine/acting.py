@@ -13,7 +13,7 @@ import asyncpg
 
 from flowfabric._postgres import rows, statements
 from flowfabric._postgres.bound import BoundDatabase
-from flowfabric._postgres.database import translate
+from flowfabric._postgres.database import LOST, translate
 from flowfabric.engine.base import Operations
 from flowfabric.engine.checks import check_int, check_limit
 from flowfabric.errors import FlowFabricError, InvalidInput, RetriesExhausted
@@ -57,7 +57,7 @@ class Acting(Operations):
         async with contextlib.AsyncExitStack() as stack:
             try:
                 connection = await stack.enter_async_context(self._database.connection())
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            except (asyncpg.PostgresError, *LOST) as error:
                 raise translate(error, self._database.target) from error
             transaction = connection.transaction(isolation="read_committed")
             bound = BoundDatabase(self._database, connection)
@@ -76,10 +76,10 @@ class Acting(Operations):
                 else:
                     await Acting.write_operator_audit(acts, actor, outcome_of(refused))
                     await transaction.commit()
-            except (FlowFabricError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            except (FlowFabricError, asyncpg.PostgresError, *LOST) as error:
                 refused = translate(error, self._database.target)
                 bound.is_broken = True
-                with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                with contextlib.suppress(asyncpg.PostgresError, *LOST):
                     if connection.is_in_transaction():
                         await transaction.rollback()
         if bound.is_broken and not isinstance(refused, RetriesExhausted):

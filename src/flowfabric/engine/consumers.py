@@ -165,7 +165,7 @@ class Consumers(Events):
     async def _ask(self, connection: asyncpg.Connection[Any], sql: str, *args: Any) -> list[asyncpg.Record]:
         try:
             return list(await connection.fetch(sql, *args))
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except (asyncpg.PostgresError, *LOST, TimeoutError) as error:
             raise translate(error, self._database.target) from error
 
     async def fail_consumer(self, name: str, failure: str) -> None:

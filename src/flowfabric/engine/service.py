@@ -18,6 +18,7 @@ from flowfabric import settings
 from flowfabric._postgres import statements
 from flowfabric._postgres.build import Build
 from flowfabric._postgres.database import (
+    LOST,
     Database,
     check_deployment,
     check_server,
@@ -337,7 +338,7 @@ async def migrate_database(
         if unless_current and (current := await current_migration(connection)) is not None:
             return current
         return await migrate(connection, roles=roles, force=force)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.PostgresError, *LOST) as error:
         raise translate(error, describe(dsn)) from error
     finally:
         await connection.close()
@@ -353,7 +354,7 @@ async def schema_build(dsn: str) -> tuple[int, Build | None]:
     connection = await _open(dsn)
     try:
         return await current_version(connection)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.PostgresError, *LOST) as error:
         raise translate(error, describe(dsn)) from error
     finally:
         await connection.close()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 from uuid import UUID
+
+import msgspec
 
 from flowfabric.bridges.answers import deliver_checked
 from flowfabric.contracts.codecs import CannotDecode, Codecs
 from flowfabric.contracts.waits import encode_payload
 from flowfabric.engine.signals import SignalFields
-from flowfabric.errors import InvalidInput, PayloadRefused
+from flowfabric.errors import InvalidInput, PayloadRefused, ValidationFailed
 from flowfabric.server.call import Call
 from flowfabric.server.members import Payload
 from flowfabric.values.ids import ExecutionId, mint_uuid
@@ -18,6 +21,8 @@ from flowfabric.values.signal import Accepted, DuplicateSignal
 # The same for every signal of a key: one that may choose its type would count as several sources.
 SOURCE_TYPE: Final = "operator"
 _PLAIN: Final = Codecs()
+_MOST: Final = 64 * 1024  # bytes of a payload that can be stored
+_MOST_OPENED: Final = 1024 * 1024  # and of what the codecs make of one that was given as bytes
 _UNREADABLE: Final = b"\0"  # not JSON: it fits no type that a task waits for
 
 
@@ -38,12 +43,15 @@ async def send(
     """
     engine = call.engine
     codecs = call.service.codecs or _PLAIN
+    problem: str | None = None
     if given is None:
         plain, payload, encoding = encode_payload(value, codecs, target)
     elif value is not None:
         raise InvalidInput("given with payload", field="input", allowed="one of them")
     else:
-        plain, payload, encoding = _read(given, codecs, target)
+        payload, named = given.read()
+        plain, problem = await asyncio.to_thread(_opened, payload, named, codecs, target)
+        encoding = "json" if named is None else named
     signal: SignalFields = {
         **fields,  # type: ignore[typeddict-item]  # checked by the engine
         "payload": payload,
@@ -71,15 +79,29 @@ async def send(
     except PayloadRefused as error:
         if given is None:
             raise
-        problem = f"{error.field}: {error.problem}"
+        if problem is None:
+            place = error.field.removeprefix("payload").removeprefix(".")
+            problem = f"{place}: {error.problem}" if place else error.problem
         raise PayloadRefused("input", problem, error.allowed, execution_id=target) from None
 
 
-def _read(given: Payload, codecs: Codecs, target: ExecutionId) -> tuple[bytes, bytes, str]:
-    """Bytes as the task reads them, as they are stored, and their encoding. They are stored as they were given."""
-    data, encoding = given.read()
+def _opened(data: bytes, encoding: str | None, codecs: Codecs, target: ExecutionId) -> tuple[bytes, str | None]:
+    """Bytes as the task reads them, or bytes that it cannot read and why. They are stored as they were given."""
+    _check_length(data, _MOST)
     try:
         plain = codecs.open(data, encoding, target)
-    except CannotDecode:
-        plain = _UNREADABLE
-    return plain, data, "json" if encoding is None else encoding
+    except CannotDecode as error:
+        return _UNREADABLE, error.problem
+    _check_length(plain, _MOST_OPENED, " when opened")
+    try:
+        msgspec.json.decode(plain)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise InvalidInput(
+            "not JSON", field="input", allowed="JSON, or an encoding that says what the bytes are"
+        ) from None
+    return plain, None
+
+
+def _check_length(data: bytes, most: int, when: str = "") -> None:
+    if len(data) > most:
+        raise ValidationFailed("payload_too_large", f"{len(data)} bytes{when}, {most} are allowed")

@@ -31,7 +31,8 @@ async def once(
 ) -> Finished:
     """Answer a request with an idempotency key: by `work`, in one transaction with its answer, or as it was answered.
 
-    A refusal is kept like any answer, unless a repeat may have another result: those from 500 on, and 429.
+    A refusal is kept like any answer, unless a repeat may have another result: those from 500 on, 429, and 412, after
+    which a caller reads again and repeats the request with the current tag.
     """
     key = AnswerKey(
         key_id=call.caller.key_id or "",
@@ -65,7 +66,8 @@ async def once(
             finished = await work(actor)
         except (FlowFabricError, Problem) as error:
             answer = refused(error)
-            if not is_secret and answer.status < 500 and answer.status != 429 and not call.engine.will_roll_back:
+            is_final = answer.status < 500 and answer.status not in (412, 429)
+            if is_final and not is_secret and not call.engine.will_roll_back:
                 await keep(answer, secret=False)
             raise
         await keep(finished, secret=is_secret)

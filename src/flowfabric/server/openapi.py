@@ -27,9 +27,10 @@ _ABOUT: Final = """\
 Submit, watch and decide durable executions.
 
 Instants are RFC 3339 in UTC, durations numbers of seconds under a name that ends in `_seconds`. An answer that may be
-one of several records says by `status` which one it is. Payloads are JSON values; bytes that are not JSON are
-`{"base64": ..., "encoding": ...}`, in requests as the member `input`. The arguments of a task are an object by the
-names of its parameters. Unknown members of requests are refused by name; ignore unknown members of responses.
+one of several records says by `status` which one it is. Payloads are JSON values; text that is not JSON is a string,
+other bytes are `{"base64": ..., "encoding": ...}`; in requests such bytes are the member `input`. The arguments of a
+task are an object by the names of its parameters. Unknown members of requests are refused by name; ignore unknown
+members of responses.
 
 Every refusal is `application/problem+json` (RFC 9457): `code` says what it is, `retryable` whether repeating the
 request can succeed, `errors` names each wrong member by its JSON pointer, or the parameter by its name. `type` is the

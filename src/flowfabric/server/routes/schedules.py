@@ -123,10 +123,11 @@ async def put_schedule(call: Call) -> Answer:
             f"the app {before.options['app']!r} declares this schedule", field="name", allowed="another name"
         )
     expected = None
-    if before is not None:
-        expected = _expected(call, before)
-    elif call.if_match is not None:
-        raise stale(_CHANGED)
+    if call.if_match is not None:
+        if before is None:
+            raise stale(_CHANGED)
+        _expected(call, before)
+        expected = before.updated_at  # also with `*`: one that is deleted meanwhile must not be made anew
     await learn_limits(call, [body.execution_kind])
     item = _checked(call, body)
     now = datetime.fromtimestamp(await call.engine.server_time_ms() / 1000, tz=UTC)

@@ -40,7 +40,8 @@ class ListPendingWaitpoints(Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class SignalExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A signal to the waitpoint with the key `key`, or to `waitpoint_id` with its token.
 
-    `input` replaces the payload by bytes of your own.
+    `input` replaces the payload by bytes. A task of this package reads JSON, in the encodings of its codecs; it sets
+    other bytes aside. Use them for waits that a program in another language evaluates.
     """
 
     name: str = "signal"
@@ -57,7 +58,11 @@ class SignalExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class ApproveExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`input` replaces the payload by bytes of your own."""
+    """A decision.
+
+    `input` replaces the payload by bytes. A task of this package reads JSON, in the encodings of its codecs; it sets
+    other bytes aside. Use them for waits that a program in another language evaluates.
+    """
 
     key: str | None = None
     payload: Any = None
@@ -65,7 +70,11 @@ class ApproveExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RejectExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`input` replaces the payload by bytes of your own."""
+    """A decision.
+
+    `input` replaces the payload by bytes. A task of this package reads JSON, in the encodings of its codecs; it sets
+    other bytes aside. Use them for waits that a program in another language evaluates.
+    """
 
     key: str | None = None
     payload: Any = None

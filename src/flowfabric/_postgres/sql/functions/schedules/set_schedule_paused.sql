@@ -1,4 +1,5 @@
 -- set_schedule_paused: pause a schedule, or resume it. A resumed schedule continues at p_next_at.
+-- One that is as it should be stays as it was, also its updated_at.
 --
 -- Takes    p_expected: only if the schedule was last changed at this time; null: whatever is stored.
 -- Returns  whether it exists and, with p_expected, was not changed since.
@@ -9,7 +10,7 @@ returns boolean
 language plpgsql security definer as $$
 begin
     update flowfabric.schedule s
-    set paused = p_paused, updated_at = flowfabric.now(),
+    set paused = p_paused, updated_at = case when s.paused = p_paused then s.updated_at else flowfabric.now() end,
         next_at = case when s.paused and not p_paused then coalesce(p_next_at, s.next_at) else s.next_at end
     where s.name = p_name and (p_expected is null or s.updated_at = p_expected);
     return found;
