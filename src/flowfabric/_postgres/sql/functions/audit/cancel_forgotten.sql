@@ -8,5 +8,5 @@ language sql stable as $$
     select 'cancel_forgotten', e.partition, e.id, e.state from f
     join flowfabric.execution e on e.flow_id = f.flow_id and e.partition = f.partition and e.completed_at is null
     where ((f.cancellation_policy = 'cancel_all' and e.replays = 0) or e.blocking_reason = 'paused_by_flow_cancel')
-      and not exists (select from flowfabric.cancel_member m where m.partition = e.partition and m.id = e.id)
+      and not exists (select from flowfabric.cancel_member m where m.partition = e.partition and m.id = e.id offset 0)
 $$;

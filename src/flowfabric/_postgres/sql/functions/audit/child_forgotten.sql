@@ -16,7 +16,7 @@ language sql stable as $$
         cross join lateral (
             select min(case when m.replays = 0 then m.created_at else m.transitioned_at + interval '1 minute' end) as since
             from flowfabric.execution m where m.flow_id = f.flow_id and m.completed_at is null and not exists (
-                select from flowfabric.cancel_member o where o.partition = m.partition and o.id = m.id)) m
+                select from flowfabric.cancel_member o where o.partition = m.partition and o.id = m.id offset 0)) m
         where (f.partition, f.flow_id) between (p_low, p_from) and (p_high, p_to) and f.parent_id is not null
     )
     select 'child_forgotten', c.partition, c.id, c.parent_id::text from forgotten c

@@ -8,5 +8,5 @@ language sql stable as $$
     select 'impossible_alive', g.partition, g.downstream, e.state from g
     join flowfabric.execution e on e.partition = g.partition and e.id = g.downstream and e.completed_at is null
     where g.state = 'impossible'
-      and not exists (select from flowfabric.cancel_member x where x.partition = e.partition and x.id = e.id)
+      and not exists (select from flowfabric.cancel_member x where x.partition = e.partition and x.id = e.id offset 0)
 $$;
