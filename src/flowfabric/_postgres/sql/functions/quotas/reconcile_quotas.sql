@@ -70,7 +70,7 @@ begin
         end if;
         delete from flowfabric.quota_head h where h.ctid = any (array(
             select x.ctid from flowfabric.quota_head x
-            where x.policy_id = v.policy_id and x.key = v.key and (x.asked_until is null or x.asked_until <= v_now)
+            where x.policy_id = v.policy_id and x.key = v.key and v_now >= all (x.asked_until)
               and not exists (select from flowfabric.quota_slot s where s.policy_id = x.policy_id and s.key = x.key)
               and not exists (select from flowfabric.quota_entry e where e.policy_id = x.policy_id and e.key = x.key)
               and not exists (select from flowfabric.blocked b where b.limit_id = x.policy_id and b.limit_key = x.key)
