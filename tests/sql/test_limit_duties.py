@@ -11,8 +11,18 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._duties import BudgetReconciler, BudgetReset, Duties, EdgeRepair, LimitOpening, QuotaReconciler, Unblock
+from flowfabric._duties import (
+    BudgetReconciler,
+    BudgetReset,
+    Duties,
+    EdgeRepair,
+    LimitOpening,
+    QuotaReconciler,
+    ReservationEnd,
+    Unblock,
+)
 from flowfabric._duties.paged import PagedDuty
+from flowfabric._duties.runner import TimerRunner
 from flowfabric.errors import InvalidInput
 from flowfabric.values.budget import Reserved
 from flowfabric.values.ids import BudgetId, QuotaPolicyId
@@ -137,6 +147,34 @@ async def test_a_damaged_budget_keeps_no_execution_from_its_end(
     assert (done.handled, done.failed) == (3, 0)
     found = await plain_engine.get_budget_status(FIRST)
     assert (found.usage, found.held) == ({"t": 4}, {}), "a cancel and a lost lease are charged"
+
+
+async def test_reservations_of_damaged_budgets_wake_nobody(
+    plain_engine: ff.Engine, sql: SQL, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They wait for the reconciler of budgets, which reports them once per interval; those of others end at once."""
+    running = []
+    for one in (FIRST, SECOND, THIRD):
+        await make(plain_engine, {"t": 10}, budget_id=one)
+        running.append(await started(plain_engine, policy=ExecutionPolicy(budget_ids=(one,))))
+        assert isinstance(await plain_engine.reserve_usage(running[-1].handle, {"t": 2}), Reserved)
+    await sql.execute("delete from flowfabric.budget_head where budget_id <> $1", THIRD)
+    for one in running[:2]:
+        await plain_engine.complete(one.handle, b"")
+    runner = TimerRunner(plain_engine, [ReservationEnd(plain_engine)])
+    for _ in range(3):
+        assert await runner.run_once() == 0
+    assert warnings(caplog) == []
+    async with sql.transaction():
+        await sql.execute("select from flowfabric.budget where id = $1 for update", THIRD)
+        await plain_engine.complete(running[2].handle, b"")
+    assert await runner.run_once() == 1
+    assert warnings(caplog) == []
+    await BudgetReconciler(plain_engine).run_once()
+    assert [one.split(", ")[0] for one in warnings(caplog)][:1] == ["budget_reconciler: 2 postponed"]
+    for budget_id in (FIRST, SECOND):
+        await plain_engine.reset_budget(budget_id)
+    assert await runner.run_once() == 2
 
 
 async def test_a_filtered_pass_makes_only_matching_executions_claimable(plain_engine: ff.Engine, sql: SQL) -> None:

@@ -246,7 +246,7 @@ async def test_a_shorter_window_takes_nothing_from_a_longer_one_whoever_asks_for
 
 
 async def test_callers_see_all_of_their_window_whatever_others_ask_for(plain_engine: ff.Engine, clock: Clock) -> None:
-    """One asks for an hour, and gives up, one for half an hour, both now and then, and one for a minute all the time."""
+    """One asks for an hour, and gives up, one for half an hour, both rarely, and one for a minute all the time."""
     minute = timedelta(minutes=1)
     policy = await quota(plain_engine, max_requests_per_window=1000, window=minute)
 

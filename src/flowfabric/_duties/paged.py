@@ -11,9 +11,9 @@ Place = TypeVar("Place")
 
 
 class PagedDuty(Duty, Generic[Place]):
-    """Goes on where its last round ended, and at the end begins again, so that a round costs the same whatever is stored.
+    """Goes on where its last round ended, and at the end begins again: a round costs the same whatever is stored.
 
-    Pages that find something are followed by the next at once. Pages that find nothing are for `allowance` seconds.
+    After a page that finds something comes the next; pages that find nothing are read for `allowance` seconds.
     """
 
     batch = 100

@@ -102,7 +102,7 @@ AdmissionAnswer: TypeAlias = Admitted | AlreadyAdmitted | RateExceeded | Concurr
 
 
 class QuotaPlace(Struct, frozen=True):
-    """Where a page of the quota reconciler ended: a policy, a key, and the last slot it looked at (None: all of them)."""
+    """Where a page of the quota reconciler ended: the policy, its key, and the last slot of a long one (None: all)."""
 
     policy: UUID
     key: str
