@@ -168,7 +168,9 @@ async def test_a_damaged_budget_stops_no_other_work(plain_engine: ff.Engine, sql
     engine = plain_engine
     damaged, sound = await budget(engine, "damaged", used=1), await budget(engine, "sound", used=1)
     under = [one for _ in range(3) for one in await many(engine, 800, damaged, priority=5)]
-    behind = [*await many(engine, 3), *await many(engine, 2, sound)]
+    free = await many(engine, 1, priority=5)
+    under += await many(engine, 40, damaged, priority=5)
+    behind = [*free, *await many(engine, 3), *await many(engine, 2, sound)]
     other = await many(engine, 2, lane_id="other")
     await sql.execute("delete from flowfabric.budget_head where budget_id = $1", damaged)
     assert [one.execution_id for one in await claim(engine, 1)] == behind[:1]

@@ -61,28 +61,28 @@ begin
         -- For the last one some more are read: concurrent claims may have locked the first.
         v_size := case when p_limit - cardinality(v_taken.ids) = 1 then 16 else p_limit - cardinality(v_taken.ids) end;
         if cardinality(v_damaged) > 0 then
+            -- Begin at the first row that has no damaged budget, as far as is known, after a thousand at most.
             v_passed := array(select s.limits from unnest(v_known) as s (limits)
                               cross join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = s.limits limit 1) l
                               where l.budget_ids && v_damaged);
+            select p.rank, p.created_at, p.id into v_last_rank, v_last_at, v_last_id
+            from (select c.*, bool_and(coalesce(c.limits = any (v_passed), false) and c.available_at is null)
+                                  over (order by c.rank, c.created_at, c.id) as passed
+                  from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
+                                             1000, p_reclaim, v_now) c
+                  order by c.rank, c.created_at, c.id limit 1000) p
+            where p.passed order by p.rank desc, p.created_at desc, p.id desc limit 1;
+            if found then
+                v_rank := v_last_rank; v_at := v_last_at; v_id := v_last_id;
+            end if;
         end if;
         select array_agg(b.tid), array_agg(b.partition), array_agg(b.id), array_agg(b.limits), array_agg(b.lost),
                (array_agg(b.rank))[count(*)], (array_agg(b.created_at))[count(*)], (array_agg(b.id))[count(*)]
         into v_tids, v_partitions, v_ids, v_limits, v_lost, v_last_rank, v_last_at, v_last_id
         from (select c.*, c.available_at is not null as lost
               from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
-                                         case when cardinality(v_passed) > 0 then greatest(v_size, 1000) else v_size end,
-                                         p_reclaim, v_now) c
-              where c.limits is null or c.limits <> all (v_passed) or c.available_at is not null
+                                         v_size, p_reclaim, v_now) c
               order by c.rank, c.created_at, c.id limit v_size) b;
-        if v_tids is null and cardinality(v_passed) > 0 then
-            -- A thousand rows of each route, all of them passed over: those behind them.
-            select c.rank, c.created_at, c.id into v_rank, v_at, v_id
-            from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
-                                       greatest(v_size, 1000), p_reclaim, v_now) c
-            order by c.rank, c.created_at, c.id offset greatest(v_size, 1000) - 1 limit 1;
-            exit when not found;
-            continue;
-        end if;
         exit when v_tids is null;
 
         -- Limits that were not looked at before.
