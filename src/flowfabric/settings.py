@@ -73,7 +73,7 @@ def _address(text: str) -> str:
     return text.rstrip("/")
 
 
-_INTERVAL = re.compile(r"FLOWFABRIC_([A-Z_]+)_INTERVAL")
+_INTERVAL = re.compile(r"FLOWFABRIC_([A-Z0-9_]+)_INTERVAL")
 
 
 def load_intervals(environ: Mapping[str, str] | None = None) -> dict[str, str]:

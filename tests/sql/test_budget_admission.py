@@ -12,6 +12,7 @@ import pytest
 import flowfabric as ff
 from flowfabric._duties import Unblock
 from flowfabric.values.attempt import Claimed
+from flowfabric.values.budget import Reserved
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import BudgetId
 from flowfabric.values.policies import ExecutionPolicy
@@ -160,6 +161,53 @@ async def test_damaged_numbers_of_a_budget_admit_nothing_and_the_table_refuses_t
     await sql.execute("drop table public.saved")
     cases.tell()
     assert [one.execution_id for one in await claim(engine)] == made
+
+
+async def test_a_damaged_budget_stops_no_other_work(plain_engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+    """Not in its lane, however much waits under it, and not in others; a reset makes it sound again."""
+    engine = plain_engine
+    damaged, sound = await budget(engine, "damaged", used=1), await budget(engine, "sound", used=1)
+    under = [one for _ in range(3) for one in await many(engine, 800, damaged, priority=5)]
+    free = await many(engine, 1, priority=5)
+    under += await many(engine, 40, damaged, priority=5)
+    behind = [*free, *await many(engine, 3), *await many(engine, 2, sound)]
+    other = await many(engine, 2, lane_id="other")
+    await sql.execute("delete from flowfabric.budget_head where budget_id = $1", damaged)
+    assert [one.execution_id for one in await claim(engine, 1)] == behind[:1]
+    assert [one.execution_id for one in await claim(engine)] == behind[1:]
+    lanes = {"default": 5, "other": 5}
+    assert [one.execution_id for one in await engine.claim_lanes(lanes, **WORKER, limit=10)] == other
+    for call in (claim(engine), engine.claim_lanes(lanes, **WORKER, limit=10), engine.claim_for_worker(**WORKER)):
+        with pytest.raises(ff.FlowFabricError) as refused:
+            await call
+        assert (refused.value.kind, str(damaged) in str(refused.value)) == ("corruption", True)
+    assert await states(engine, under[:3]) == {(ff.State.WAITING, "waiting_for_worker", None)}
+    await engine.reset_budget(damaged)
+    assert (await engine.get_budget_status(damaged)).hard_limits == {"tokens": 10}
+    assert [one.execution_id for one in await claim(engine, 3)] == under[:3]
+    assert await Unblock(engine).run_once() == 0
+
+
+async def test_the_reset_of_a_damaged_budget_keeps_what_is_held(
+    plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
+) -> None:
+    engine = plain_engine
+    damaged = await budget(engine, "damaged", used=1)
+    running = []
+    await many(engine, 2, damaged)
+    for one in await claim(engine):
+        assert isinstance(await engine.reserve_usage(one.handle, {"tokens": 2, "other": 1}), Reserved)
+        running.append(one)
+    (waiting,) = await many(engine, 1, damaged)
+    await sql.execute("alter table flowfabric.budget_head drop " + CHECKS)
+    await sql.execute("update flowfabric.budget_head set used = '{}'")
+    await engine.reset_budget(damaged)
+    found = await engine.get_budget_status(damaged)
+    assert (found.usage.get("tokens", 0), found.held, found.generation) == (0, {"tokens": 4, "other": 2}, 1)
+    assert [one.execution_id for one in await claim(engine)] == [waiting]
+    for one in running:
+        await engine.complete(one.handle)
+    assert (await engine.get_budget_status(damaged)).held == {}
 
 
 async def test_a_budget_without_numbers_that_nobody_created_limits_nothing(

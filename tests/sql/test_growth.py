@@ -14,8 +14,8 @@ import pytest
 import flowfabric as ff
 from flowfabric._duties import BudgetReconciler, Duties, EdgeRepair, QuotaReconciler, Unblock
 from flowfabric._duties.audit import Audit
-from flowfabric._duties.duty import Duty
 from flowfabric._duties.lead import CASCADES, DUTIES, Leadership
+from flowfabric._duties.paged import PagedDuty
 from flowfabric.engine.service import migrate_database
 from flowfabric.errors import CursorRefused, TransportError
 from flowfabric.values.event import EventCursor
@@ -359,13 +359,15 @@ async def _store_more(engine: CountingEngine, first: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [BudgetReconciler, EdgeRepair, QuotaReconciler, Unblock])
-async def test_a_round_of_a_led_duty_reads_as_much_however_much_is_stored(server: str, kind: type[Duty]) -> None:
+async def test_a_round_of_a_led_duty_reads_as_much_however_much_is_stored(
+    server: str, kind: type[PagedDuty[Any]]
+) -> None:
     handled: list[int] = []
     async with fresh_database(server) as dsn, CountingEngine.open(dsn) as engine:
         for first, count in ((0, 100), (100, 400)):
             await _store_more(engine, first, count)
             duty = kind(engine)
-            duty.batch = 50  # type: ignore[attr-defined]
+            duty.batch, duty.allowance, duty.place = 50, 0, None  # one page that finds nothing
             async with engine.undone():
                 await duty.run_once()
                 await engine.count()

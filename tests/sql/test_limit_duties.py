@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from uuid import UUID
 
 import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._duties import BudgetReconciler, BudgetReset, Duties, LimitOpening, QuotaReconciler, Unblock
+from flowfabric._duties import (
+    BudgetReconciler,
+    BudgetReset,
+    Duties,
+    EdgeRepair,
+    LimitOpening,
+    QuotaReconciler,
+    ReservationEnd,
+    Unblock,
+)
+from flowfabric._duties.paged import PagedDuty
+from flowfabric._duties.runner import TimerRunner
 from flowfabric.errors import InvalidInput
 from flowfabric.values.budget import Reserved
 from flowfabric.values.ids import BudgetId, QuotaPolicyId
@@ -136,6 +147,34 @@ async def test_a_damaged_budget_keeps_no_execution_from_its_end(
     assert (done.handled, done.failed) == (3, 0)
     found = await plain_engine.get_budget_status(FIRST)
     assert (found.usage, found.held) == ({"t": 4}, {}), "a cancel and a lost lease are charged"
+
+
+async def test_reservations_of_damaged_budgets_wake_nobody(
+    plain_engine: ff.Engine, sql: SQL, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They wait for the reconciler of budgets, which reports them once per interval; those of others end at once."""
+    running = []
+    for one in (FIRST, SECOND, THIRD):
+        await make(plain_engine, {"t": 10}, budget_id=one)
+        running.append(await started(plain_engine, policy=ExecutionPolicy(budget_ids=(one,))))
+        assert isinstance(await plain_engine.reserve_usage(running[-1].handle, {"t": 2}), Reserved)
+    await sql.execute("delete from flowfabric.budget_head where budget_id <> $1", THIRD)
+    for one in running[:2]:
+        await plain_engine.complete(one.handle, b"")
+    runner = TimerRunner(plain_engine, [ReservationEnd(plain_engine)])
+    for _ in range(3):
+        assert await runner.run_once() == 0
+    assert warnings(caplog) == []
+    async with sql.transaction():
+        await sql.execute("select from flowfabric.budget where id = $1 for update", THIRD)
+        await plain_engine.complete(running[2].handle, b"")
+    assert await runner.run_once() == 1
+    assert warnings(caplog) == []
+    await BudgetReconciler(plain_engine).run_once()
+    assert [one.split(", ")[0] for one in warnings(caplog)][:1] == ["budget_reconciler: 2 postponed"]
+    for budget_id in (FIRST, SECOND):
+        await plain_engine.reset_budget(budget_id)
+    assert await runner.run_once() == 2
 
 
 async def test_a_filtered_pass_makes_only_matching_executions_claimable(plain_engine: ff.Engine, sql: SQL) -> None:
@@ -270,9 +309,82 @@ async def test_the_reconciler_of_budgets_checks_a_page_in_each_round(plain_engin
         await plain_engine.record_spend(FIRST, ff.ExecutionId(UUID(int=n)), {"t": 1})
     await sql.execute("update flowfabric.budget_spend set is_known = true where execution_id = $1", UUID(int=5))
     duty = BudgetReconciler(plain_engine)
-    duty.batch = 1
+    duty.batch, duty.allowance, duty.place = 1, 0, None
     # One page of budgets and one of the ledger. A round goes on while it finds something.
     assert [await duty.run_once() for _ in range(6)] == [0, 1, 2, 0, 0, 0]
+
+
+async def test_the_reconciler_of_budgets_removes_a_long_ledger_in_one_round(plain_engine: ff.Engine, sql: SQL) -> None:
+    await make(plain_engine, {"t": 10}, budget_id=FIRST)
+    for n in range(5):
+        await plain_engine.record_spend(FIRST, ff.ExecutionId(UUID(int=n + 1)), {"t": 1})
+    await sql.execute("update flowfabric.budget_spend set is_known = true")
+    duty = BudgetReconciler(plain_engine)
+    duty.batch, duty.allowance = 1, 0
+    assert sum([await duty.run_once() for _ in range(2)]) == 5
+
+
+@pytest.mark.parametrize("kind", [BudgetReconciler, EdgeRepair, QuotaReconciler, Unblock])
+async def test_a_round_goes_around_once_from_wherever_it_begins(kind: type[PagedDuty[Any]]) -> None:
+    """It ends earlier once its allowance is used up, and the next one goes on from there."""
+
+    class Counting(kind):  # type: ignore[misc, valid-type]
+        async def page(self, after: int | None) -> tuple[int, int | None]:
+            seen.append(after or 0)
+            return 0, seen[-1] + 1 if seen[-1] < 4 else None
+
+        run_once = PagedDuty.run_once
+
+    seen: list[int] = []
+    duty = Counting(cast("Any", None))
+    duty.allowance, duty.place = 60.0, 3
+    await duty.run_once()
+    assert seen == [3, 4, 0, 1, 2, 3, 4]
+    await duty.run_once()
+    assert seen[7:] == [0, 1, 2, 3, 4]
+    duty.allowance = 0.0
+    for _ in range(3):
+        await duty.run_once()
+    assert seen[12:] == [0, 1, 2]
+    assert Counting(cast("Any", None)).place != Counting(cast("Any", None)).place or kind is Unblock
+
+
+async def test_a_filtered_pass_comes_to_its_end_within_a_round(plain_engine: ff.Engine, sql: SQL) -> None:
+    policies = [await quota(plain_engine, f"p{n}", max_concurrent=1) for n in range(6)]
+    for policy in policies:
+        await many(plain_engine, 2, policy, namespace="ours" if policy == max(policies) else "theirs")
+    assert len(await claim(plain_engine)) == 6
+    assert await claim(plain_engine) == []
+    await sql.execute("update flowfabric.quota_policy set max_concurrent = 2")
+    duty = Unblock(plain_engine, filter=ScannerFilter(namespace="ours"))
+    duty.batch = 1
+    assert await duty.run_once() == 1
+
+
+async def test_dead_slots_and_entries_are_removed_however_many_a_key_has(plain_engine: ff.Engine, sql: SQL) -> None:
+    """In one round: also of the last key, and behind more live slots than a page looks at."""
+    policy = await quota(plain_engine, max_concurrent=5000, max_requests_per_window=5000)
+    await sql.execute(
+        "insert into flowfabric.quota_head (policy_id, key) select $1, k from unnest('{k,l}'::text[]) k", policy
+    )
+    slots = (
+        "insert into flowfabric.quota_slot (id, partition, policy_id, key, admitted_at, until, origin)"
+        " select gen_random_uuid(), 0, $1, k, flowfabric.now(), flowfabric.now() + $2, 'direct'"
+        " from unnest('{k,l}'::text[]) k, generate_series(1, $3)"
+    )
+    for days, count in ((-1, 2100), (1, 1200), (-1, 200), (None, 50)):
+        await sql.execute(slots, policy, None if days is None else timedelta(days=days), count)
+    await sql.execute(
+        "insert into flowfabric.quota_entry (policy_id, key, id, partition, admitted_at)"
+        " select $1, 'l', gen_random_uuid(), 0, flowfabric.now() - interval '1 day' from generate_series(1, 20500)",
+        policy,
+    )
+    duty = QuotaReconciler(plain_engine)
+    duty.allowance, duty.place = 30.0, None
+    assert await duty.run_once() == 2 * 2350 + 20500
+    assert await sql.fetchval("select count(*) from flowfabric.quota_slot") == 2 * 1200
+    assert await sql.fetchval("select count(*) from flowfabric.quota_entry") == 0
+    await sql.execute("delete from flowfabric.quota_slot")
 
 
 async def test_the_reconciler_of_quotas_checks_a_page_of_keys_in_each_round(plain_engine: ff.Engine, sql: SQL) -> None:
@@ -288,7 +400,7 @@ async def test_the_reconciler_of_quotas_checks_a_page_of_keys_in_each_round(plai
         policy,
     )
     duty = QuotaReconciler(plain_engine)
-    duty.batch = 1
+    duty.batch, duty.allowance, duty.place = 1, 0, None
     assert [await duty.run_once() for _ in range(6)] == [0, 1, 0, 1, 0, 0]
     assert await sql.fetchval("select count(*) from flowfabric.quota_slot") == 5
     await sql.execute("delete from flowfabric.quota_slot")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import timedelta
 from typing import Any, cast
 
@@ -79,8 +80,7 @@ def test_an_argument_that_says_no_interval_is_refused(given: Any) -> None:
 
 @each(
     ("name", "text"),
-    [("UNBLOCK", text) for text in ("soon", "0", "0.05s", "2 days", "-1", "1e3", "nan")]
-    + [(name, "5s") for name in ("LEASE_EXPIRE", "DUTY", "TIMER_RUNNER")],
+    [("UNBLOCK", text) for text in ("soon", "0", "0.05s", "2 days", "-1", "1e3", "nan")],
 )
 def test_an_environment_that_says_no_interval_is_refused_by_its_name(name: str, text: str) -> None:
     variable = f"FLOWFABRIC_{name}_INTERVAL"
@@ -88,3 +88,30 @@ def test_an_environment_that_says_no_interval_is_refused_by_its_name(name: str, 
         patch.setenv(variable, text)
         with pytest.raises(InvalidInput, match=variable):
             intervals_of(None, ())
+
+
+@each("name", ["LEASE_EXPIRE", "MY_DUTY", "TIMER_RUNNER", "SYNC_2"])
+def test_an_interval_in_the_environment_of_a_duty_that_does_not_run_here_is_only_mentioned(name: str) -> None:
+    """The environment may be that of several programs, one of which has the duty."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    log = logging.getLogger("flowfabric.duties")
+    log.addHandler(handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(f"FLOWFABRIC_{name}_INTERVAL", "5s")
+            assert intervals_of(None, ()) == {}
+    finally:
+        log.removeHandler(handler)
+    (record,) = records
+    assert record.levelno == logging.WARNING
+    assert f"FLOWFABRIC_{name}_INTERVAL" in record.getMessage()
+
+
+def test_a_name_of_a_duty_may_have_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sync2(Duty):
+        name = "sync_2"
+
+    monkeypatch.setenv("FLOWFABRIC_SYNC_2_INTERVAL", "5s")
+    assert intervals_of(None, [Sync2]) == {"sync_2": 5 * SECOND}

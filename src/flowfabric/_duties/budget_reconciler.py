@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from uuid import UUID
+from typing import TypeAlias
+from uuid import UUID, uuid4
 
-from flowfabric._duties.duty import Duty
+from flowfabric._duties.paged import PagedDuty
 from flowfabric.engine import Engine
 from flowfabric.values.page import ScannerFilter
 
 log = logging.getLogger("flowfabric.duties")
+_END = UUID(int=2**128 - 1)
+Place: TypeAlias = tuple[UUID | None, UUID | None]  # the last budget, and the last execution of the ledger
 
 
-class BudgetReconciler(Duty):
+class BudgetReconciler(PagedDuty[Place]):
     """Reports budgets above their limits, removes what purged executions left, ends reservations of ended leases."""
 
     interval = timedelta(seconds=30)
-    batch = 100
 
     def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
         super().__init__(engine, filter=filter)
-        self._after: UUID | None = None
-        self._spent_after: UUID | None = None
+        self.place = uuid4(), uuid4()  # anywhere: those that led before may never have come to the end
         self._wrong: dict[UUID | None, tuple[int, str | None]] = {}  # in this pass, by page
         self._reported: dict[UUID | None, tuple[int, str | None]] = {}  # in the pass before
 
     async def run_once(self) -> int:
-        """Check one page, and go on while pages have something to remove or to correct."""
+        """Collect reservations, then check budgets and their ledger."""
         collected = await self.engine.collect_reservations(marked=False)
         self.report(collected.failed, collected.message)
-        handled = collected.handled
-        while not self.stopping.is_set():
-            page = await self.engine.reconcile_budget_counters(
-                after=self._after, spent_after=self._spent_after, limit=self.batch
-            )
-            handled += page.corrected
-            if page.wrong:
-                found = self._wrong[self._after] = (page.wrong, page.message)
-                if found != self._reported.get(self._after):  # once: a limit set below the usage stays there
-                    log.warning("%s: %d budgets are above a limit, the last: %s", self.name, page.wrong, page.message)
-            self._after, self._spent_after = page.next_id, page.next_spent
-            if self._after is None:
-                self._reported, self._wrong = self._wrong, {}
-            if not page.corrected or self._after is None:
-                break
-        return handled
+        return collected.handled + await super().run_once()
+
+    async def page(self, after: Place | None) -> tuple[int, Place | None]:
+        budget, spent = after or (None, None)
+        page = await self.engine.reconcile_budget_counters(after=budget, spent_after=spent, limit=self.batch)
+        if page.wrong:
+            found = self._wrong[budget] = (page.wrong, page.message)
+            if found != self._reported.get(budget):  # once: a limit set below the usage stays there
+                log.warning("%s: %d budgets are above a limit, the last: %s", self.name, page.wrong, page.message)
+        if page.next_id is None and budget != _END:
+            self._reported, self._wrong = self._wrong, {}
+        if page.next_id is None and page.next_spent is None:
+            return page.corrected, None
+        # The one that has come to its end waits there for the other.
+        return page.corrected, (page.next_id or _END, page.next_spent or _END)

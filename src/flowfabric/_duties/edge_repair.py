@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import logging
+import random
 from datetime import timedelta
+from uuid import UUID
 
-from flowfabric._duties.duty import Duty
+from flowfabric._duties.paged import PagedDuty
+from flowfabric.engine import Engine
 from flowfabric.engine.edges import EdgePlace
+from flowfabric.values.page import ScannerFilter
 
 log = logging.getLogger("flowfabric.duties")
 
 
-class EdgeRepair(Duty):
+class EdgeRepair(PagedDuty[EdgePlace]):
     """Repairs edges and blocked members that the cascade missed. Finds none unless there is a defect."""
 
     interval = timedelta(seconds=15)
-    batch = 100
-    _after: EdgePlace | None = None
 
-    async def run_once(self) -> int:
-        done, self._after = await self.engine.reconcile_edges(self._after, limit=self.batch, filter=self.filter)
+    def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
+        super().__init__(engine, filter=filter)
+        # Anywhere: those that led before may never have come to the end.
+        self.place = EdgePlace(random.randrange(256), UUID(int=0), UUID(int=0))  # noqa: S311
+
+    async def page(self, after: EdgePlace | None) -> tuple[int, EdgePlace | None]:
+        done, place = await self.engine.reconcile_edges(after, limit=self.batch, filter=self.filter)
         if done.reconciled:
             log.error("%s: the cascade missed %d edges or members", self.name, done.reconciled)
-        return done.reconciled
+        return done.reconciled, place

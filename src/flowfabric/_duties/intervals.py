@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from flowfabric.errors import InvalidInput
 from flowfabric.settings import load_intervals
 from flowfabric.values.durations import duration
 
+log = logging.getLogger("flowfabric.duties")
 _LEAST_MS = 100
 _MOST = timedelta(days=1)
 _OF_WORKERS = "schedules"  # a duty of processes that have an app
@@ -23,21 +25,19 @@ def intervals_of(given: Mapping[str, timedelta] | None, duties: Sequence[type[Du
     found = {}
     for name, text in load_intervals().items():
         variable = f"FLOWFABRIC_{name.upper()}_INTERVAL"
-        _check_name(name, names, variable)
+        if name not in names:  # it may be a duty of another program with the same environment
+            log.warning("%s: this process has no duty called %s", variable, name)
+            continue
         found[name] = _checked(duration(text, variable), variable)
     if given is not None and not isinstance(given, Mapping):
         raise InvalidInput(
             f"got {type(given).__name__}", field="intervals", allowed="names of duties with their intervals"
         )
     for name, span in (given or {}).items():
-        _check_name(name, names, "intervals")
+        if name not in names:
+            raise InvalidInput(f"no duty is called {name!r}", field="intervals", allowed=", ".join(sorted(names)))
         found[name] = _checked(span, f"intervals[{name!r}]")
     return found
-
-
-def _check_name(name: object, names: set[str], field: str) -> None:
-    if name not in names:
-        raise InvalidInput(f"no duty is called {name!r}", field=field, allowed=", ".join(sorted(names)))
 
 
 def _checked(span: timedelta, field: str) -> timedelta:

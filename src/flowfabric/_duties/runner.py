@@ -96,11 +96,12 @@ class Duties:
     """All duties of a process: `async with Duties(engine): ...`. Any number of processes may; one of them leads.
 
     `intervals` says how long duties sleep at most: `{"audit": timedelta(minutes=5)}`, from 0.1 seconds to a day.
-    Else `FLOWFABRIC_<DUTY>_INTERVAL` in the environment says it. Duties that are woken when something is due share one
-    loop, which sleeps no longer than the shortest of their intervals.
+    Else `FLOWFABRIC_<DUTY>_INTERVAL` in the environment says it, where duties of other programs are passed over. Duties
+    that are woken when something is due share one loop, which sleeps no longer than the shortest of their intervals.
 
     With a `filter`, duties act on matching executions only. `limit_opening` does not run then, because a limit is due
-    for all tenants: `unblock` makes matching executions claimable within its interval.
+    for all tenants. `unblock` makes matching executions claimable instead: each of its rounds looks at limits for 0.2
+    seconds, and the next goes on from there. Within its interval that is thousands of limits that hold executions.
     """
 
     def __init__(

@@ -6,13 +6,13 @@ import logging
 from datetime import timedelta
 from uuid import UUID
 
-from flowfabric._duties.duty import Duty
+from flowfabric._duties.paged import PagedDuty
 
 log = logging.getLogger("flowfabric.duties")
 _FIRST = UUID(int=0), ""
 
 
-class Unblock(Duty):
+class Unblock(PagedDuty[tuple[UUID, str]]):
     """Makes executions claimable whose limit has room, and stores which routes no live worker covers.
 
     Counts what claims were denied, with a debug line for each.
@@ -23,20 +23,17 @@ class Unblock(Duty):
     """
 
     interval = timedelta(seconds=5)
-    batch = 100
-    _after = _FIRST
 
     async def run_once(self) -> int:
-        """Check one page of the limits that hold executions, and go on while pages have something to promote."""
+        """Judge the routes, count denials, and check the limits that hold executions."""
         changed = await self.engine.judge_routes()
         await self._count_denials()
-        while True:
-            done = await self.engine.unblock_limited(limit=self.batch, after=self._after, filter=self.filter)
-            changed += done.promoted
-            self.report(done.failed, done.message)
-            self._after = _FIRST if done.last is None or done.looked < self.batch else done.last
-            if not done.promoted or self._after == _FIRST or self.stopping.is_set():
-                return changed
+        return changed + await super().run_once()
+
+    async def page(self, after: tuple[UUID, str] | None) -> tuple[int, tuple[UUID, str] | None]:
+        done = await self.engine.unblock_limited(limit=self.batch, after=after or _FIRST, filter=self.filter)
+        self.report(done.failed, done.message)
+        return done.promoted, None if done.looked < self.batch else done.last
 
     async def _count_denials(self) -> None:
         size = 1000

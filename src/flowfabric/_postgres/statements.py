@@ -393,7 +393,7 @@ LIST_QUOTA_POLICIES = _rows(
 LIST_QUOTA_KEYS = _rows("list_quota_keys", 3, "key, active, admitted, waiting, next_free_at")
 CHECK_ADMISSION = _rows("check_admission", 8, "code, retry_after_ms")
 RELEASE_ADMISSION = _value("release_admission", 3, "released")
-RECONCILE_QUOTAS = _rows("reconcile_quotas", 3, "entries, slots, heads, last_policy, last_key")
+RECONCILE_QUOTAS = _rows("reconcile_quotas", 4, "entries, slots, heads, last_policy, last_key, last_number")
 
 # Reads
 

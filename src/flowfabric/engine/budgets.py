@@ -212,7 +212,10 @@ class Budgets(Operations):
         return {row["name"]: BudgetId(row["id"]) for row in found}
 
     async def reset_budget(self, budget_id: BudgetId) -> BudgetReset:
-        """Begin a new generation: usage is 0; reservations stay held."""
+        """Begin a new generation: usage is 0; reservations stay held.
+
+        A damaged budget, under which nothing is claimed, is sound again.
+        """
         target = parse_uuid(budget_id, "budget_id")
         row = await self._row(statements.RESET_BUDGET, target)
         if row["code"] == "not_found":

@@ -25,6 +25,7 @@ from flowfabric.values.quota import (
     ConcurrencyExceeded,
     QuotaKey,
     QuotaLimits,
+    QuotaPlace,
     QuotaPolicy,
     QuotaPolicyCreated,
     QuotaPolicyExists,
@@ -228,10 +229,16 @@ class Quotas(Operations):
             promoted=row["promoted"], looked=row["looked"], failed=row["failed"], message=row["message"], last=last
         )
 
-    async def reconcile_quotas(self, *, after: tuple[UUID, str] | None = None, limit: int = 100) -> QuotaRound:
+    async def reconcile_quotas(self, *, after: QuotaPlace | None = None, limit: int = 100) -> QuotaRound:
         """Remove aged entries of windows and dead slots of one page of the keys of policies. For the duty."""
-        row = await self._row(statements.RECONCILE_QUOTAS, *_place(after), check_int(limit, "limit", 1, 1000))
-        last = None if row["last_policy"] is None else (row["last_policy"], row["last_key"])
+        row = await self._row(
+            statements.RECONCILE_QUOTAS,
+            *((None, None, None) if after is None else _quota_place(after)),
+            check_int(limit, "limit", 1, 1000),
+        )
+        last = None
+        if row["last_policy"] is not None:
+            last = QuotaPlace(row["last_policy"], row["last_key"], row["last_number"])
         return QuotaRound(entries=row["entries"], slots=row["slots"], heads=row["heads"], last=last)
 
 
@@ -242,6 +249,13 @@ def _place(after: object) -> tuple[UUID | None, str | None]:
     if not isinstance(after, tuple) or len(after) != 2:
         raise InvalidInput(f"got {after!r}", field="after", allowed="a limit and a key")
     return parse_uuid(after[0], "after"), check_text(after[1], "after", None)
+
+
+def _quota_place(after: object) -> tuple[UUID, str | None, int | None]:
+    if not isinstance(after, QuotaPlace):
+        raise InvalidInput(f"got {type(after).__name__}", field="after", allowed="the place an earlier page returned")
+    number = None if after.number is None else check_int(after.number, "after.number", 0, 2**63 - 1)
+    return parse_uuid(after.policy, "after.policy"), check_text(after.key, "after.key", None), number
 
 
 def _policy_id(value: object, field: str = "quota_policy_id") -> QuotaPolicyId:

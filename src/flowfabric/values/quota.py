@@ -101,13 +101,21 @@ class Released(Struct, frozen=True):
 AdmissionAnswer: TypeAlias = Admitted | AlreadyAdmitted | RateExceeded | ConcurrencyExceeded
 
 
+class QuotaPlace(Struct, frozen=True):
+    """Where a page of the quota reconciler ended: the policy, its key, and the last slot of a long one (None: all)."""
+
+    policy: UUID
+    key: str
+    number: int | None = None
+
+
 class QuotaRound(Struct, frozen=True, kw_only=True):
-    """One page of the quota reconciler: what it removed, and the last policy and key (None: it was the last page)."""
+    """One page of the quota reconciler: what it removed, and where it ended (None: it was the last page)."""
 
     entries: int
     slots: int
     heads: int
-    last: tuple[UUID, str] | None
+    last: QuotaPlace | None
 
 
 class UnblockRound(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from uuid import UUID
 from flowfabric.values.checks import MAX_PAYLOAD
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.page import ScannerFilter
-from flowfabric.values.quota import quota_policy_id_of
+from flowfabric.values.quota import QuotaPlace, quota_policy_id_of
 from tests.sql.bad_input.table import (
     BYTES,
     CAPABILITIES,
@@ -136,7 +136,16 @@ CASES = [
         "reconcile_quotas",
         lambda world: {},
         limit=by_field([*INTS, 0, 1001]),
-        after=by_field([5, "x", (), ("x", ""), (UUID(int=1), 5), (UUID(int=1), "\0"), (UUID(int=1), "", "")]),
+        after=by_field(
+            [
+                5,
+                "x",
+                (UUID(int=1), "", None),
+                *(QuotaPlace(value, "") for value in (None, *UUIDS)),
+                *(QuotaPlace(UUID(int=1), value) for value in (5, "\0")),
+                *(QuotaPlace(UUID(int=1), "", value) for value in ("", -1, 2**63)),
+            ]
+        ),
     ),
     Case("submit_hooks", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
     Case(

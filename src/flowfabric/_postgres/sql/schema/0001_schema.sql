@@ -433,8 +433,8 @@ create table flowfabric.quota_head (
     policy_id   uuid not null,
     key         text collate "C" not null,
     floor       bigint not null default 0,   -- no slot has a lower number
-    asked       interval,                    -- the longest window that callers of check_admission ask for: entries stay so long
-    asked_until timestamptz,                 -- when that is forgotten
+    asked       interval[] not null default '{}',      -- windows that callers of check_admission ask for: entries stay as long
+    asked_until timestamptz[] not null default '{}',   -- when each is forgotten; one within a longer, later one is left out
     primary key (policy_id, key)
 ) with (fillfactor = 50);
 

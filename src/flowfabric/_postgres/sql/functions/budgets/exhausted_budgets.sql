@@ -1,16 +1,17 @@
 -- exhausted_budgets: which of these budgets are exhausted, each with the first dimension whose hard limit is reached
 --
 -- Called by claims. Reservations do not exhaust a budget. Reads one row per budget, by its key, and locks nothing. A
--- budget that does not exist limits nothing; one that exists without sound numbers raises: nothing is admitted under it.
+-- budget that does not exist limits nothing; under one that exists without sound numbers (damaged) nothing is admitted.
 create or replace function flowfabric.exhausted_budgets(p_ids uuid[])
-returns table (budget_id uuid, dimension text, used bigint, hard bigint)
+returns table (budget_id uuid, dimension text, used bigint, hard bigint, damaged boolean)
 language sql stable as $$
     select u.id, h.exhausted, h.used[array_position(h.dimensions, h.exhausted)],
-           h.hard[array_position(h.dimensions, h.exhausted)]
+           h.hard[array_position(h.dimensions, h.exhausted)],
+           flowfabric.are_sound(h.dimensions, h.used, h.held, h.overrun, h.hard, h.soft) is not true
     from unnest(p_ids) as u (id)
     left join lateral (select x.* from flowfabric.budget_head x where x.budget_id = u.id order by x.seq desc limit 1) h on true
     where case when flowfabric.are_sound(h.dimensions, h.used, h.held, h.overrun, h.hard, h.soft)
-               then h.exhausted is not null else flowfabric.refuse_damaged(u.id) end
+               then h.exhausted is not null else flowfabric.is_damaged(u.id) end
 $$;
 
 -- are_sound: whether the running numbers of a budget have an element per dimension, none of them negative; null without numbers.
@@ -40,7 +41,7 @@ create or replace function flowfabric.refuse_damaged(p_id uuid) returns boolean
 language plpgsql stable as $$
 begin
     if flowfabric.is_damaged(p_id) then
-        perform flowfabric.corrupt('budget ' || p_id || ' has no running numbers, or damaged ones');
+        perform flowfabric.corrupt(flowfabric.budget_damage(p_id));
     end if;
     return false;
 end;

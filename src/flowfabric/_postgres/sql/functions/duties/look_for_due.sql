@@ -40,7 +40,7 @@ begin
     if exists (select from flowfabric.hook h where h.due_at <= v_now) then
         due := array_append(due, 'hook_submission');
     end if;
-    if exists (select from flowfabric.reservation r where r.lost is not null and r.state = 'held') then
+    if flowfabric.has_ended() then
         due := array_append(due, 'reservation_end');
     end if;
     select b.next_reset_at into v_reset from flowfabric.budget b where b.next_reset_at is not null

@@ -52,7 +52,7 @@ begin
           order by f.route, f.rank, f.created_at, f.id) q;
     if v_limited then
         v_taken := flowfabric.take_admitted(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_max, v_auto_reclaim,
-                                            v_ttl, null, v_now);
+                                            v_ttl, null, true, v_now);
     elsif v_routes is not null then
         v_taken := flowfabric.take_best(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_max, v_auto_reclaim,
                                         date_trunc('milliseconds', v_now + v_ttl), v_now);

@@ -7,8 +7,8 @@
 --          p_versioned: it has kinds with versions, in which executions begin.
 --          p_sleeper, p_asleep: the announcement of the process, if it has one; removed when there is work.
 --          p_namespace: the only namespace it takes from, not the default one; null: all of them.
---          p_judges: without work, say which routes no live worker covers (judge_for_claim). The polls of a process that
---          sleeps leave that to the duty.
+--          p_alone: without work, say which routes no live worker covers (judge_for_claim), and raise for a damaged budget;
+--          false: claim_lanes does. The polls of a process that sleeps leave the former to the duty.
 -- Locks    ready rows and their executions, skipping locked rows; it waits only for the quota policies of executions with
 --          limits (limits/take_admitted.sql), before it locks anything else.
 -- Returns  one row per lease, best first; no row without work, or if a call that moves denied executions aside has not come to
@@ -18,7 +18,7 @@
 create or replace function flowfabric.claim(
     p_lane text, p_kinds text, p_capabilities text[], p_worker text, p_instance text, p_ttl_ms bigint, p_limit integer,
     p_sleeper uuid, p_asleep timestamptz, p_service integer, p_versioned boolean,
-    p_namespace text, p_judges boolean)
+    p_namespace text, p_alone boolean)
 returns setof flowfabric.claimed
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -62,7 +62,7 @@ begin
                  or flowfabric.serves(p_service, r.kind, r.version, r.not_for))
           order by f.route, f.rank, f.created_at, f.id) q;
     if v_routes is null then
-        if p_judges and p_asleep is null then
+        if p_alone and p_asleep is null then
             perform flowfabric.judge_for_claim(p_lane, v_kinds, p_capabilities, p_service);
         end if;
         return;
@@ -72,7 +72,7 @@ begin
     if v_limited then
         v_taken := flowfabric.take_admitted(
             v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim, null,
-            case when p_asleep is not null then p_sleeper end, v_now);
+            case when p_asleep is not null then p_sleeper end, p_alone, v_now);
     elsif p_namespace is not null then
         v_taken := flowfabric.take_best(v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim,
                                         null, v_now);
@@ -160,7 +160,7 @@ begin
     elsif v_created[v_first] < v_now - interval '5 seconds' and random() < 0.2 then
         perform flowfabric.raise_floors(p_lane, v_routes[v_first:v_first + 19]);
     end if;
-    if p_judges and p_asleep is null and cardinality(v_ids) = 0 then
+    if p_alone and p_asleep is null and cardinality(v_ids) = 0 then
         perform flowfabric.judge_for_claim(p_lane, v_kinds, p_capabilities, p_service);
     end if;
 end;

@@ -3,7 +3,7 @@
 -- Called by workers that serve more than one lane. Takes up to its share from every lane first, then fills up to
 -- p_limit from the lanes in the order given. A lane without a floor (queue/cover_ready.sql) has no work and is not visited: a
 -- worker may serve a thousand. Mostly few lanes have work; these are read and found among those of the worker. If they are
--- many, each lane of the worker is looked up.
+-- many, each lane of the worker is looked up. A damaged budget raises if no lane has other work.
 -- Roles    work, operate
 create or replace function flowfabric.claim_lanes(
     p_lanes text[], p_shares integer[], p_kinds text, p_capabilities text[], p_worker text, p_instance text,
@@ -54,6 +54,9 @@ begin
             v_left := v_left - v_took;
         end loop;
     end loop;
+    if v_left = p_limit and current_setting('flowfabric.damage', true) <> '' then
+        perform flowfabric.corrupt(current_setting('flowfabric.damage'));
+    end if;
     if v_left = p_limit and p_asleep is null then
         for i in 1 .. cardinality(v_lanes) loop
             perform flowfabric.judge_for_claim(v_lanes[i], p_kinds::text[], p_capabilities, p_service);

@@ -6,16 +6,18 @@
 -- the first round of a transaction waits for them; what later rounds find locked stays ready for the next claim.
 -- Once a limit denied a row, the call looks ahead over up to 1,000 rows and moves aside, in one statement, all that a limit
 -- known to be closed denies. A lost lease has its slot and passes.
+-- Rows under a damaged budget stay ready and are passed over: no other work waits for its repair.
 -- A call that has moved enough aside ends, also with nothing taken: then it wakes its caller, which asks again at once. A
 -- caller that announced no sleep, or hears no notifications, reads the rest of the backlog with its next polls.
 -- Takes    the routes with their floors, as claim read them; p_namespace: null: all. p_ttl: of grants: how long they are valid
 --          from when the call has its locks, and their slots with them; the ready rows are hidden until then.
---          p_asleep: the process that calls, if it announced that it sleeps.
+--          p_asleep: the process that calls, if it announced that it sleeps. p_raises: raise if nothing is left to take or to
+--          move aside but work under a damaged budget; false: leave the message in flowfabric.damage.
 -- Locks    heads of quota policies, then executions, skipping locked ones.
 -- Returns  the rows taken, as take_ready does; their slots and window entries are recorded.
 create or replace function flowfabric.take_admitted(
     p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_limit integer,
-    p_reclaim boolean, p_ttl interval, p_asleep uuid, p_now timestamptz)
+    p_reclaim boolean, p_ttl interval, p_asleep uuid, p_raises boolean, p_now timestamptz)
 returns flowfabric.taken
 language plpgsql as $$
 declare
@@ -36,6 +38,7 @@ declare
     -- Budgets: those that were read, and those that are exhausted.
     v_read uuid[] := '{}'; v_new uuid[]; v_shut uuid[] := '{}'; v_shut_details text[] := '{}';
     v_shut_dimensions text[] := '{}';
+    v_damaged uuid[] := '{}'; v_passed bigint[] := '{}';   -- and those that are damaged, with the limit sets that have one
     -- Policies with their keys, by name.
     v_new_policies uuid[]; v_new_keys text[]; v_got boolean[];
     v_names text[] := '{}'; v_busy text[] := '{}';
@@ -57,6 +60,22 @@ begin
     for v_round in 1 .. v_most loop
         -- For the last one some more are read: concurrent claims may have locked the first.
         v_size := case when p_limit - cardinality(v_taken.ids) = 1 then 16 else p_limit - cardinality(v_taken.ids) end;
+        if cardinality(v_damaged) > 0 then
+            -- Begin at the first row that has no damaged budget, as far as is known, after a thousand at most.
+            v_passed := array(select s.limits from unnest(v_known) as s (limits)
+                              cross join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = s.limits limit 1) l
+                              where l.budget_ids && v_damaged);
+            select p.rank, p.created_at, p.id into v_last_rank, v_last_at, v_last_id
+            from (select c.*, bool_and(coalesce(c.limits = any (v_passed), false) and c.available_at is null)
+                                  over (order by c.rank, c.created_at, c.id) as passed
+                  from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
+                                             1000, p_reclaim, v_now) c
+                  order by c.rank, c.created_at, c.id limit 1000) p
+            where p.passed order by p.rank desc, p.created_at desc, p.id desc limit 1;
+            if found then
+                v_rank := v_last_rank; v_at := v_last_at; v_id := v_last_id;
+            end if;
+        end if;
         select array_agg(b.tid), array_agg(b.partition), array_agg(b.id), array_agg(b.limits), array_agg(b.lost),
                (array_agg(b.rank))[count(*)], (array_agg(b.created_at))[count(*)], (array_agg(b.id))[count(*)]
         into v_tids, v_partitions, v_ids, v_limits, v_lost, v_last_rank, v_last_at, v_last_id
@@ -89,11 +108,12 @@ begin
         end if;
         if v_new is not null then
             v_read := v_read || v_new;
-            select v_shut || coalesce(array_agg(x.budget_id order by x.budget_id), '{}'),
+            select v_shut || coalesce(array_agg(x.budget_id order by x.budget_id) filter (where not x.damaged), '{}'),
                    v_shut_details || coalesce(array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard)
-                                                        order by x.budget_id), '{}'),
-                   v_shut_dimensions || coalesce(array_agg(x.dimension order by x.budget_id), '{}')
-            into v_shut, v_shut_details, v_shut_dimensions
+                                                        order by x.budget_id) filter (where not x.damaged), '{}'),
+                   v_shut_dimensions || coalesce(array_agg(x.dimension order by x.budget_id) filter (where not x.damaged), '{}'),
+                   v_damaged || coalesce(array_agg(x.budget_id) filter (where x.damaged), '{}')
+            into v_shut, v_shut_details, v_shut_dimensions, v_damaged
             from flowfabric.exhausted_budgets(v_new) x;
         end if;
         if v_new_policies is not null then
@@ -129,7 +149,7 @@ begin
 
         -- Which rows pass, best first.
         v_denied := false;
-        if cardinality(v_names) = 0 and cardinality(v_shut) = 0 then
+        if cardinality(v_names) = 0 and cardinality(v_shut) = 0 and cardinality(v_damaged) = 0 then
             v_take := v_tids;
         else
             v_take := '{}'; v_slotted := null; v_entered := null;
@@ -159,6 +179,8 @@ begin
                     continue;
                 elsif v.digest is null then
                     perform flowfabric.corrupt('execution ' || v.id || ' has an unknown limit set');
+                elsif v.budget_ids && v_damaged then
+                    continue;
                 elsif v.budget_ids && v_shut then
                     v_denied := true;
                     continue;
@@ -227,11 +249,12 @@ begin
                 v_now := flowfabric.now();
                 v_first := false;
                 perform set_config('flowfabric.holds_limits', 'on', true);
-                select coalesce(array_agg(x.budget_id order by x.budget_id), '{}'),
+                select coalesce(array_agg(x.budget_id order by x.budget_id) filter (where not x.damaged), '{}'),
                        coalesce(array_agg(flowfabric.budget_denial(x.budget_id, x.dimension, x.used, x.hard)
-                                          order by x.budget_id), '{}'),
-                       coalesce(array_agg(x.dimension order by x.budget_id), '{}')
-                into v_shut, v_shut_details, v_shut_dimensions
+                                          order by x.budget_id) filter (where not x.damaged), '{}'),
+                       coalesce(array_agg(x.dimension order by x.budget_id) filter (where not x.damaged), '{}'),
+                       v_damaged || coalesce(array_agg(x.budget_id) filter (where x.damaged), '{}')
+                into v_shut, v_shut_details, v_shut_dimensions, v_damaged
                 from flowfabric.exhausted_budgets(v_shut) x;
                 v_opened := cardinality(v_shut) < v_size;
             end if;
@@ -253,6 +276,12 @@ begin
     if v_moved > 0 and v_tids is not null and cardinality(v_taken.ids) = 0 then
         perform flowfabric.wake_process(p_asleep);
     end if;
+    if cardinality(v_damaged) > 0 and v_moved = 0 and cardinality(v_taken.ids) = 0 then
+        if p_raises then
+            perform flowfabric.corrupt(flowfabric.budget_damage(v_damaged[1]));
+        end if;
+        perform set_config('flowfabric.damage', flowfabric.budget_damage(v_damaged[1]), true);
+    end if;
     return v_taken;
 end;
 $$;
@@ -260,3 +289,7 @@ $$;
 -- budget_denial: why a budget holds an execution, for people.
 create or replace function flowfabric.budget_denial(p_id uuid, p_dimension text, p_used bigint, p_hard bigint) returns text
 language sql immutable as $$ select 'budget ' || p_id || ': ' || p_dimension || ' ' || p_used || '/' || p_hard $$;
+
+-- budget_damage: what to say of a damaged budget.
+create or replace function flowfabric.budget_damage(p_id uuid) returns text
+language sql immutable as $$ select 'budget ' || p_id || ' has no running numbers, or damaged ones' $$;

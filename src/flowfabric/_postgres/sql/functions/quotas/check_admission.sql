@@ -3,7 +3,7 @@
 -- Called by services that use a policy for something else than claims. The policy need not exist, and is not created. The slot
 -- ends with the window unless an active execution holds it, or when it is released. Entries are kept for the longest window
 -- asked for, and for that of the policy: a caller sees all of its window, whatever others ask for. A window that nobody asks for
--- during three of its lengths is forgotten.
+-- any more is forgotten after three to four of its lengths.
 -- Locks    the head of the policy and key: admissions of one are serial.
 -- Returns  admitted, already_admitted, rate_exceeded with the milliseconds after which to try again, concurrency_exceeded.
 -- Roles    work, operate
@@ -30,10 +30,15 @@ begin
         return next;
         return;
     end if;
-    -- Written once per window. A longer one stays as long as its callers may come back within it.
-    update flowfabric.quota_head h set asked = v_span, asked_until = v_now + 3 * v_span
+    -- Written once per window. Shorter ones end before it and are dropped.
+    update flowfabric.quota_head h
+    set asked = v_span || array(select a.span from unnest(h.asked, h.asked_until) as a (span, until)
+                                where a.span > v_span and a.until > v_now order by a.until),
+        asked_until = v_now + 4 * v_span || array(select a.until from unnest(h.asked, h.asked_until) as a (span, until)
+                                                  where a.span > v_span and a.until > v_now order by a.until)
     where h.policy_id = p_policy and h.key = v_key
-      and (h.asked is null or v_span > h.asked or h.asked_until < v_now + case when v_span = h.asked then 2 else 1 end * v_span);
+      and not exists (select from unnest(h.asked, h.asked_until) as a (span, until)
+                      where a.span >= v_span and a.until >= v_now + 3 * v_span);
     delete from flowfabric.quota_entry e
     where e.policy_id = p_policy and e.key = v_key and e.admitted_at <= v_now - flowfabric.entries_kept_for(p_policy, v_key, v_now);
     if p_rate > 0 and not exists (select from flowfabric.quota_entry e
@@ -75,6 +80,7 @@ $$;
 create or replace function flowfabric.entries_kept_for(p_policy uuid, p_key text, p_now timestamptz) returns interval
 language sql stable as $$
     select greatest((select flowfabric.window_of(p.window_seconds) from flowfabric.quota_policy p where p.id = p_policy),
-                    (select h.asked from flowfabric.quota_head h
-                     where h.policy_id = p_policy and h.key = p_key and h.asked_until > p_now), interval '0')
+                    (select max(a.span) from flowfabric.quota_head h
+                     cross join lateral unnest(h.asked, h.asked_until) as a (span, until)
+                     where h.policy_id = p_policy and h.key = p_key and a.until > p_now), interval '0')
 $$;

@@ -1,0 +1,38 @@
+"""Duties that go through all that is stored, one page after the other."""
+
+from __future__ import annotations
+
+import time
+from typing import Generic, TypeVar
+
+from flowfabric._duties.duty import Duty
+
+Place = TypeVar("Place")
+
+
+class PagedDuty(Duty, Generic[Place]):
+    """Goes on where its last round ended, and at the end begins again: a round costs the same whatever is stored.
+
+    After a page that finds something comes the next; pages that find nothing are read for `allowance` seconds.
+    """
+
+    batch = 100
+    allowance = 0.2
+    place: Place | None = None  # where the last page ended; None: the next one is the first
+
+    async def page(self, after: Place | None) -> tuple[int, Place | None]:
+        """Handle one page; returns how many items it handled, and where it ended (None: it was the last page)."""
+        raise NotImplementedError
+
+    async def run_once(self) -> int:
+        """Handle pages until the allowance is used up, or all that is stored was looked at."""
+        until = time.monotonic() + self.allowance
+        handled = 0
+        ends = 1 if self.place is None else 2  # a round that does not begin at the first page goes around
+        while not self.stopping.is_set():
+            found, self.place = await self.page(self.place)
+            handled += found
+            ends -= self.place is None
+            if not ends or (not found and time.monotonic() >= until):
+                break
+        return handled
