@@ -33,7 +33,7 @@ from flowfabric.bridges._submission import Fields
 from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import StateError, ValidationFailed
 from flowfabric.values.execution import Created, Duplicate, NewExecution
-from flowfabric.values.ids import partition_of_key
+from flowfabric.values.ids import mint_uuid, partition_of_key
 from flowfabric.values.policies import ExecutionPolicy, RoutingRequirements
 from tests.ids import home, id_in
 from tests.kept import *  # noqa: F403 - its fixtures
@@ -677,7 +677,7 @@ async def test_a_transaction_that_is_to_be_prepared_notifies_no_process(
 async def test_a_submission_beside_processes_that_sleep_is_prepared_and_runs_when_it_is_committed(
     database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine, clock: Clock, fields: dict[str, Any]
 ) -> None:
-    gid = database.rpartition("/")[2].partition("?")[0]
+    gid = str(mint_uuid())  # the server has other tests, too
     async with await ff.Engine.connect(database) as sleeping:
         await sleeping.sleep_for_work(["default"], timedelta(seconds=60))
         asleep = await sleeping.look_for_due(dict.fromkeys(TimerKind), at_most=timedelta(hours=2))
@@ -717,7 +717,7 @@ async def test_a_wake_that_is_no_truth_value_is_refused_by_name(sql: asyncpg.Con
 async def test_a_flow_beside_a_worker_that_sleeps_is_prepared_and_runs_when_it_is_committed(
     database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine
 ) -> None:
-    gid = database.rpartition("/")[2].partition("?")[0]
+    gid = str(mint_uuid())  # the server has other tests, too
     app = ff.App(database)
 
     @app.task
