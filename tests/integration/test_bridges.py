@@ -738,8 +738,10 @@ async def test_a_flow_beside_a_worker_that_sleeps_is_prepared_and_runs_when_it_i
         run = await flow.submit_in(connection, wake=False)
         await connection.execute(f"prepare transaction '{gid}'")
         await connection.close()
-        assert await plain_engine.claim(**WORKER) is None
-        await sql.execute(f"commit prepared '{gid}'")
+        try:
+            assert await plain_engine.claim(**WORKER) is None
+        finally:
+            await sql.execute(f"commit prepared '{gid}'")
         claimed = await plain_engine.claim(**WORKER)
         assert claimed is not None
         assert str(claimed.flow_id) == run.id
