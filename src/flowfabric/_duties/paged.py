@@ -13,11 +13,12 @@ Place = TypeVar("Place")
 class PagedDuty(Duty, Generic[Place]):
     """Goes on where its last round ended, and at the end begins again: a round costs the same whatever is stored.
 
-    After a page that finds something comes the next; pages that find nothing are read for `allowance` seconds.
+    After a page that finds something comes the next. One that finds nothing ends the round, or, in a duty that has to be
+    in time, `allowance` seconds of them.
     """
 
     batch = 100
-    allowance = 0.2
+    allowance = 0.0
     place: Place | None = None  # where the last page ended; None: the next one is the first
 
     async def page(self, after: Place | None) -> tuple[int, Place | None]:

@@ -23,6 +23,7 @@ class Unblock(PagedDuty[tuple[UUID, str]]):
     """
 
     interval = timedelta(seconds=5)
+    allowance = 0.2
 
     async def run_once(self) -> int:
         """Judge the routes, count denials, and check the limits that hold executions."""
