@@ -13,8 +13,8 @@ Place = TypeVar("Place")
 class PagedDuty(Duty, Generic[Place]):
     """Goes on where its last round ended, and at the end begins again: a round costs the same whatever is stored.
 
-    After a page that finds something comes the next. One that finds nothing ends the round, or, in a duty that has to be
-    in time, `allowance` seconds of them.
+    After a page that finds something comes the next. One that finds nothing ends the round; in a duty that has to be in
+    time, `allowance` seconds of them do.
     """
 
     batch = 100
