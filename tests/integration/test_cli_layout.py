@@ -132,7 +132,9 @@ async def test_every_list_fits_80_columns_and_says_what_it_leaves_out(
                 about
             )
             if arguments != ("keys",):
-                assert (await call(*arguments, "--wide", dsn=database)).out.splitlines()[0] == piped[0]
+                # The names alone: a column is as wide as its ages, and these grow between two calls.
+                wide = (await call(*arguments, "--wide", dsn=database)).out.splitlines()
+                assert wide[0].split() == piped[0].split()
         shown = (await call("ls", dsn=database)).out
         for state, ids in found.items():
             for one in ids:
