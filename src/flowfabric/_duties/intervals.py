@@ -20,7 +20,7 @@ _OF_WORKERS = "schedules"  # a duty of processes that have an app
 
 
 def intervals_of(given: Mapping[str, timedelta] | None, duties: Sequence[type[Duty]]) -> dict[str, timedelta]:
-    """Return the intervals that somebody set, by the name of the duty."""
+    """Return the intervals from the argument and the environment, by the name of the duty."""
     names = {duty.name for duty in (*ALL, *duties)} | {_OF_WORKERS}
     found = {}
     for name, text in load_intervals().items():
