@@ -228,9 +228,10 @@ class World:
                 made = await self.engine.submit_flow(CHAIN)
                 await self.engine.cancel(Operator(made.nodes["n0"]), "enough")
             case kind:
-                policy = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=span)) if kind == "attempt" else None
-                await self.engine.create_execution(execution_kind=kind, policy=policy)
-                ttl = timedelta(hours=1) if kind == "attempt" else span
+                has_time = kind == "attempt"
+                timeout = TimeoutPolicy(attempt_timeout=span if has_time else None)
+                await self.engine.create_execution(execution_kind=kind, policy=ExecutionPolicy(timeout_policy=timeout))
+                ttl = timedelta(hours=1) if has_time else span
                 await self.engine.claim_many(limit=10, kinds=[kind], lease_ttl=ttl, **WORKER)
 
     async def wait(self) -> None:

@@ -16,8 +16,8 @@ class PagedDuty(Duty, Generic[Place]):
     """Goes on where its last round ended, and at the end begins again: a round costs the same whatever is stored.
 
     After a page that finds something comes the next, and the first one after the last. Another page that finds nothing
-    ends the round; in a duty that has to be in time, `allowance` seconds of them do. So does a page that fails: the next
-    round begins elsewhere.
+    ends the round; in a duty that has to be in time, `allowance` seconds of them do. A page that fails ends it too, and
+    the next round begins elsewhere.
     """
 
     batch = 100
