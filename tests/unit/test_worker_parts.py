@@ -91,8 +91,9 @@ class Asleep:
         self.calls.append("claim")
         return []
 
-    async def sleep_for_work(self, *args: Any, **given: Any) -> datetime:
+    async def sleep_for_work(self, lanes: list[str], at_most: timedelta, **given: Any) -> datetime:
         self.calls.append("announce")
+        self.announced_until = self.now + min(at_most.total_seconds(), 60.0)  # the database's bound
         self.now += self.takes
         self.connections += self.reconnects
         return datetime.now(UTC)
@@ -103,7 +104,9 @@ class Asleep:
         pause = 0.0
         while self.calls.count("announce") < 2:
             self.now += pause
+            assert "announce" not in self.calls or self.now < self.announced_until
             pause = await mine._round(10, True)
+        assert self.now + pause < self.announced_until
         return pause
 
 
@@ -113,6 +116,15 @@ async def test_a_worker_that_announces_its_next_sleep_in_time_does_not_poll_agai
     worker = Asleep(monkeypatch)
     assert await worker.after_the_second_announcement() > 0
     assert worker.calls[:3] == ["claim", "announce", "claim"], "after the first one it does"
+
+
+@pytest.mark.parametrize("poll", [0.05, 30.0, 59.9, 600.0])
+async def test_a_worker_with_any_poll_never_sleeps_without_an_announcement(
+    monkeypatch: pytest.MonkeyPatch, poll: float
+) -> None:
+    worker = Asleep(monkeypatch)
+    worker.poll = poll
+    assert await worker.after_the_second_announcement() > 0
 
 
 @pytest.mark.parametrize("why", ["too late", "reconnected"])

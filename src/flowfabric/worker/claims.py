@@ -31,6 +31,7 @@ _FEW = 8
 _SECOND_LOOK = 0.05  # seconds after the poll that follows an announcement
 _LONG_SLEEP = 10.0  # seconds that a worker without work announces at a time
 _OVERLAP = 0.25  # seconds that an announcement lasts longer than its sleep, so that there is no gap before the next
+_LONGEST_SLEEP = 60.0 - _OVERLAP  # announcements end after a minute, however long they were to last
 
 
 class Claims:
@@ -207,7 +208,7 @@ class Claims:
         worker = self._worker
         now, connection, before = time.monotonic(), self._connection, self._announced_until
         sleeps_on = 0 <= now - before < _OVERLAP and connection == self._announced_on
-        span = max(worker.poll, _LONG_SLEEP) if sleeps_on else worker.poll
+        span = min(max(worker.poll, _LONG_SLEEP) if sleeps_on else worker.poll, _LONGEST_SLEEP)
         lanes, at_most = list(worker.lanes), timedelta(seconds=span + _OVERLAP)
         serves: dict[str, Any] = {"slots": slots, "kinds": self._kinds, "capabilities": worker.capabilities}
         serves["namespace"] = worker.namespace
