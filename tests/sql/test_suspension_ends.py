@@ -94,7 +94,7 @@ async def due(world: SuspendingWorld, behavior: str, condition: Condition | None
 
 @pytest.mark.parametrize("behavior", BEHAVIORS)
 @pytest.mark.parametrize("by", ["the duty", "one call"])
-async def test_when_its_time_is_over_a_suspension_does_what_it_was_told(
+async def test_a_suspension_that_times_out_does_as_its_behavior_says(
     world: SuspendingWorld, behavior: str, by: str
 ) -> None:
     policy = ExecutionPolicy(retry_policy=RETRY)
@@ -516,7 +516,7 @@ async def test_rotation_does_not_touch_suspensions(world: SuspendingWorld) -> No
     assert (await world.accept(wait)).effect == SATISFIED
 
 
-async def test_what_is_forgotten_is_forgotten_whole(world: SuspendingWorld) -> None:
+async def test_a_forgotten_record_leaves_nothing_behind(world: SuspendingWorld) -> None:
     wait = await world.suspend()
     await world.accept(wait, idempotency_key="key")
     wait.claimed = await claim_one(world.engine, lease_ttl=LONG)
