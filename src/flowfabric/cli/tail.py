@@ -43,7 +43,7 @@ Types = Annotated[
 Raw = Annotated[
     bool, typer.Option("--raw", help="Write the payloads as they are, and nothing else; no changes of summaries.")
 ]
-_SILENCE = 2.0  # seconds until it is said why nothing comes
+_SILENCE = 2.0  # seconds of silence before the command says why
 
 
 def tail(

@@ -1,4 +1,4 @@
-"""What the task of a hook receives: the facts of a failure or an escalation."""
+"""The facts of a failure or an escalation, which the task of a hook receives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler uses: reports, and amounts that it holds before it uses them.
+"""The amounts that a handler uses: reports, and amounts that it holds before it uses them.
 
 Outside of a step they are recorded under a name and the number of its use, in the transaction that counts them, so that
 a handler that is run again finds them and counts nothing twice. Inside a step they count every time the step runs.
