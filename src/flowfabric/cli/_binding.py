@@ -1,4 +1,4 @@
-"""`bind` and `unbind` of `flowfabric budgets` and `flowfabric quotas`: submissions that get a limit without naming it."""
+"""`bind` and `unbind` of `flowfabric budgets` and `quotas`: which submissions get a limit without naming it."""
 
 from __future__ import annotations
 
