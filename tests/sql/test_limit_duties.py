@@ -310,7 +310,7 @@ async def test_the_reconciler_of_budgets_checks_a_page_in_each_round(plain_engin
     await sql.execute("update flowfabric.budget_spend set is_known = true where execution_id = $1", UUID(int=5))
     duty = BudgetReconciler(plain_engine)
     duty.batch, duty.allowance, duty.place = 1, 0, None
-    # One page of budgets and one of the ledger. A round goes on while it finds something.
+    # One page of budgets and one of the ledger. A round continues while it finds something.
     assert [await duty.run_once() for _ in range(6)] == [0, 1, 2, 0, 0, 0]
 
 
@@ -326,7 +326,7 @@ async def test_the_reconciler_of_budgets_removes_a_long_ledger_in_one_round(plai
 
 @pytest.mark.parametrize("kind", [BudgetReconciler, EdgeRepair, QuotaReconciler, Unblock])
 async def test_a_round_goes_around_once_from_wherever_it_begins(kind: type[PagedDuty[Any]]) -> None:
-    """It ends earlier once its allowance is used up, and the next one goes on from there."""
+    """It ends earlier once its allowance is used up, and the next one continues from there."""
 
     class Counting(kind):  # type: ignore[misc, valid-type]
         async def page(self, after: int | None) -> tuple[int, int | None]:

@@ -242,7 +242,7 @@ async def test_two_children_that_end_at_once(stage: Stage, parties: list[Party],
     ended = [first, second].count("commit")
     if first == "rollback" and second == "commit":
         assert await state(stage, father) == "waiting_children"
-        assert await late(stage) == 1, "the second found it in the hands of the first"
+        assert await late(stage) == 1, "the second found it locked by the first"
     assert (await one.run_timers("parked")).handled == int(first == "rollback" and second == "commit")
     if ended:
         await goes_on(stage, one, father)

@@ -1,4 +1,4 @@
-"""How suspensions end other than by signals: their time is over, the execution ends, or its attempt does."""
+"""How suspensions end other than by signals: they time out, the execution ends, or its attempt does."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_server
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(10))
 
 
-# ---- when its time is over
+# ---- when it times out
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ BEHAVIORS = {
 
 
 async def due(world: SuspendingWorld, behavior: str, condition: Condition | None = None, **args: Any) -> Waiting:
-    """A suspension over two waitpoints whose time is over."""
+    """A suspension over two waitpoints that has timed out."""
     wait = await world.suspend(
         all_of("a", "b") if condition is None else condition,
         timeout_at=await world.in_an_hour(),

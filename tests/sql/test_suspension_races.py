@@ -186,7 +186,7 @@ async def test_a_timeout_behind_a_signal_is_late(
     claimed, point = await suspended(stage, one, behavior)
     await stage.clock.advance(seconds=61)
     await one.begin()
-    assert (await point.signal(one)).effect == SATISFIED, "a time that is over does not refuse by itself"
+    assert (await point.signal(one)).effect == SATISFIED, "a time that has passed does not refuse by itself"
     if by == "duty":
         assert (await two.run_timers("suspension")).handled == 0
         await one.end(ending)

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _WAITS = "waits for its budget"
 _LONGEST_REST = 600.0  # seconds
-_FIRST_REST, _MOST_REST = 0.001, 0.1  # between two looks at the other branches
+_FIRST_REST, _MOST_REST = 0.001, 0.1  # between two checks of the other branches
 
 
 class Needs:
