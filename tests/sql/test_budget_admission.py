@@ -95,7 +95,7 @@ BROKEN = {
 
 @each("what", BROKEN)
 @each("way", ["claim", "claim_for_worker"])
-async def test_what_cannot_be_read_or_written_stops_the_claim(stage: Stage, what: str, way: str) -> None:
+async def test_a_damaged_budget_that_stops_the_claim(stage: Stage, what: str, way: str) -> None:
     await stage.empty()
     one, two = await stage.company(2)
     quota = (await one.create_quota_policy(name="q", max_requests_per_window=5, max_concurrent=5)).quota_policy_id
@@ -210,7 +210,7 @@ async def test_the_reset_of_a_damaged_budget_keeps_what_is_held(
     assert (await engine.get_budget_status(damaged)).held == {}
 
 
-async def test_a_budget_without_numbers_that_nobody_created_limits_nothing(
+async def test_a_budget_without_numbers_that_was_never_created_limits_nothing(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
     unknown = BudgetId(plain_engine.mint_id())

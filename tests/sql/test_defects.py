@@ -593,7 +593,7 @@ async def test_every_cancel_writes_one_completion_event(world: World, source: st
     assert [word for word in events if word[0] == "K"] == ["K:cancelled"]
 
 
-async def test_a_reader_gets_the_events_of_all_partitions_and_goes_on_where_it_stopped(world: World) -> None:
+async def test_a_reader_gets_the_events_of_all_partitions_and_continues_where_it_stopped(world: World) -> None:
     ids = [await submit(world.engine, execution_id=id_in(p)) for p in (255, 0, 17)]
     for _ in ids:
         await world.engine.complete((await claim_one(world.engine)).handle)

@@ -599,7 +599,7 @@ async def test_the_duty_promotes_no_more_than_there_is_room_for(engine: CheckedE
     assert await occupancy(engine, policy) == (0, 8)
 
 
-async def test_what_a_scheduler_blocked_is_decided_by_the_next_claim(engine: CheckedEngine) -> None:
+async def test_the_next_claim_decides_about_an_execution_that_a_scheduler_blocked(engine: CheckedEngine) -> None:
     policy = await quota(engine, max_concurrent=1)
     first, second = await many(engine, 2, policy)
     await engine.block_execution_for_admission(first, "waiting_for_quota", reason_detail="mine")
@@ -767,7 +767,7 @@ async def test_a24_a_cap_is_a_cap_however_long_its_executions_run(engine: Checke
     assert await engine.check_admission(policy, other, **cap) == Admitted()
 
 
-async def test_a26_a_second_release_takes_nobodys_slot(engine: CheckedEngine) -> None:
+async def test_a26_a_second_release_frees_no_other_slot(engine: CheckedEngine) -> None:
     policy = await quota(engine, max_concurrent=5)
     ids = [await submit(engine) for _ in range(2)]
     for each in ids:

@@ -1,5 +1,5 @@
 -- Wake-ups are hints: a submission notifies as many sleeping workers as it has work for, each on its own channel, and none
--- if none sleeps. A worker announces its sleep, looks once more, then sleeps; a worker that was woken and leaves work
+-- if none sleeps. A worker announces its sleep, polls once more, then sleeps; a worker that was woken and leaves work
 -- behind wakes the next (claim). No row is locked to the end of a caller's transaction. Correctness rests on polling.
 
 -- wake_workers: notify sleeping workers that there is work; one route for each ready row.
