@@ -31,8 +31,8 @@ begin
     if p_created_at is not null then
         perform flowfabric.check_time(p_created_at);
     end if;
-    -- Its rows change only under the lock of the execution: one read, with a snapshot younger than the lock. If a suspension
-    -- is open, it is the newest.
+    -- Its rows change only under the lock of the execution: one read, with a snapshot younger than the lock. The
+    -- suspension: see open_suspension.
     select flowfabric.now() as at, x.waitpoint_key, x.suspension_id, x.state, x.expires_at, x.outlives_attempt, x.counted_by,
            x.payload_schema, s.signal_id as existing, s.refused,
            coalesce((select g.ordinal from flowfabric.signal g where g.partition = e.partition and g.id = e.id
