@@ -1115,8 +1115,8 @@ async def too_much(ground: Ground, call: Call) -> dict[str, str]:
 # Open suspensions in a partition, each since another moment.
 OPEN = """
 insert into flowfabric.suspension
-    (partition, id, number, suspension_id, attempt_index, attempt_id, lease_id, lease_epoch, waitpoint_ids, waitpoint_keys,
-     reason_code, requested_by, resume_condition, resume_policy, suspended_at, is_early)
+    (partition, id, number, suspension_id, attempt_index, attempt_id, lease_id, lease_epoch, waitpoint_ids,
+     waitpoint_keys, reason_code, requested_by, resume_condition, resume_policy, suspended_at, is_early)
 select $1, gen_random_uuid(), 1, gen_random_uuid(), 0, gen_random_uuid(), gen_random_uuid(), 1, '{}', '{}',
        'waiting_for_signal', 'worker', '{}', '{}', flowfabric.now() - n * interval '1 s', false
 from generate_series(1, 20000) n
