@@ -170,6 +170,8 @@ async def test_a_damaged_budget_stops_no_other_work(plain_engine: ff.Engine, sql
     under = [one for _ in range(3) for one in await many(engine, 800, damaged, priority=5)]
     free = await many(engine, 1, priority=5)
     under += await many(engine, 40, damaged, priority=5)
+    for _ in range(600):  # each with limits of its own, of which a claim reads a few
+        under += await many(engine, 1, damaged, BudgetId(engine.mint_id()), priority=5)
     behind = [*free, *await many(engine, 3), *await many(engine, 2, sound)]
     other = await many(engine, 2, lane_id="other")
     await sql.execute("delete from flowfabric.budget_head where budget_id = $1", damaged)
@@ -182,6 +184,8 @@ async def test_a_damaged_budget_stops_no_other_work(plain_engine: ff.Engine, sql
             await call
         assert (refused.value.kind, str(damaged) in str(refused.value)) == ("corruption", True)
     assert await states(engine, under[:3]) == {(ff.State.WAITING, "waiting_for_worker", None)}
+    with pytest.raises(ff.FlowFabricError, match="reset_budget repairs it"):
+        await engine.update_budget(damaged, hard={"tokens": 20})
     await engine.reset_budget(damaged)
     assert (await engine.get_budget_status(damaged)).hard_limits == {"tokens": 10}
     assert [one.execution_id for one in await claim(engine, 3)] == under[:3]
@@ -199,11 +203,13 @@ async def test_the_reset_of_a_damaged_budget_keeps_what_is_held(
         assert isinstance(await engine.reserve_usage(one.handle, {"tokens": 2, "other": 1}), Reserved)
         running.append(one)
     (waiting,) = await many(engine, 1, damaged)
+    await engine.report_usage_admin(damaged, dimensions=["tokens"], deltas=[99])
     await sql.execute("alter table flowfabric.budget_head drop " + CHECKS)
     await sql.execute("update flowfabric.budget_head set used = '{}'")
     await engine.reset_budget(damaged)
     found = await engine.get_budget_status(damaged)
     assert (found.usage.get("tokens", 0), found.held, found.generation) == (0, {"tokens": 4, "other": 2}, 1)
+    assert found.breach_count == 1, "counters of breaches never decrease"
     assert [one.execution_id for one in await claim(engine)] == [waiting]
     for one in running:
         await engine.complete(one.handle)

@@ -38,7 +38,7 @@ declare
     -- Budgets: those that were read, and those that are exhausted.
     v_read uuid[] := '{}'; v_new uuid[]; v_shut uuid[] := '{}'; v_shut_details text[] := '{}';
     v_shut_dimensions text[] := '{}';
-    v_damaged uuid[] := '{}'; v_passed bigint[] := '{}';   -- and those that are damaged, with the limit sets that have one
+    v_damaged uuid[] := '{}';   -- and those that are damaged
     -- Policies with their keys, by name.
     v_new_policies uuid[]; v_new_keys text[]; v_got boolean[];
     v_names text[] := '{}'; v_busy text[] := '{}';
@@ -61,15 +61,13 @@ begin
         -- For the last one some more are read: concurrent claims may have locked the first.
         v_size := case when p_limit - cardinality(v_taken.ids) = 1 then 16 else p_limit - cardinality(v_taken.ids) end;
         if cardinality(v_damaged) > 0 then
-            -- Begin at the first row that has no damaged budget, as far as is known, after a thousand at most.
-            v_passed := array(select s.limits from unnest(v_known) as s (limits)
-                              cross join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = s.limits limit 1) l
-                              where l.budget_ids && v_damaged);
+            -- Begin at the first row that has no budget known to be damaged, after a thousand at most.
             select p.rank, p.created_at, p.id into v_last_rank, v_last_at, v_last_id
-            from (select c.*, bool_and(coalesce(c.limits = any (v_passed), false) and c.available_at is null)
+            from (select c.rank, c.created_at, c.id, bool_and(c.available_at is null and coalesce(l.budget_ids && v_damaged, false))
                                   over (order by c.rank, c.created_at, c.id) as passed
                   from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
                                              1000, p_reclaim, v_now) c
+                  left join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = c.limits limit 1) l on true
                   order by c.rank, c.created_at, c.id limit 1000) p
             where p.passed order by p.rank desc, p.created_at desc, p.id desc limit 1;
             if found then
@@ -292,4 +290,4 @@ language sql immutable as $$ select 'budget ' || p_id || ': ' || p_dimension || 
 
 -- budget_damage: what to say of a damaged budget.
 create or replace function flowfabric.budget_damage(p_id uuid) returns text
-language sql immutable as $$ select 'budget ' || p_id || ' has no running numbers, or damaged ones' $$;
+language sql immutable as $$ select 'budget ' || p_id || ' has no running numbers, or damaged ones; reset_budget repairs it' $$;
