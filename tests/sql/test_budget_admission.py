@@ -152,10 +152,12 @@ async def test_damaged_numbers_of_a_budget_admit_nothing_and_the_table_refuses_t
                     await call()
                 assert (refused.value.kind, str(damaged) in str(refused.value)) == ("corruption", True), name
             assert await states(engine, made) == {(ff.State.WAITING, "waiting_for_worker", None)}
+            assert (await engine.get_budget_status(damaged)).name == "damaged", "who repairs it reads it first"
             # Nothing of another budget is in the way.
             others = await many(engine, 1, sound, lane_id="other")
             assert [one.execution_id for one in await engine.claim_many("other", **WORKER, limit=9)] == others
             await engine.report_usage_admin(sound, dimensions=["tokens"], deltas=[1])
+            assert {one.name for one in (await engine.list_budgets()).items} == {"damaged", "sound"}
             assert (await engine.reconcile_budget_counters()).wrong == 1
         await sql.execute("delete from flowfabric.budget_head; insert into flowfabric.budget_head table public.saved")
     await sql.execute("drop table public.saved")
