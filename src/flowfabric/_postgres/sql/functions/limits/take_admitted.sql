@@ -61,18 +61,9 @@ begin
         -- For the last one some more are read: concurrent claims may have locked the first.
         v_size := case when p_limit - cardinality(v_taken.ids) = 1 then 16 else p_limit - cardinality(v_taken.ids) end;
         if cardinality(v_damaged) > 0 then
-            -- Begin at the first row that has no budget known to be damaged, after a thousand at most.
-            select p.rank, p.created_at, p.id into v_last_rank, v_last_at, v_last_id
-            from (select c.rank, c.created_at, c.id, bool_and(c.available_at is null and coalesce(l.budget_ids && v_damaged, false))
-                                  over (order by c.rank, c.created_at, c.id) as passed
-                  from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
-                                             1000, p_reclaim, v_now) c
-                  left join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = c.limits limit 1) l on true
-                  order by c.rank, c.created_at, c.id limit 1000) p
-            where p.passed order by p.rank desc, p.created_at desc, p.id desc limit 1;
-            if found then
-                v_rank := v_last_rank; v_at := v_last_at; v_id := v_last_id;
-            end if;
+            select s.rank, s.created_at, s.id into v_rank, v_at, v_id
+            from flowfabric.skip_damaged(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_damaged,
+                                         p_reclaim, v_now) s;
         end if;
         select array_agg(b.tid), array_agg(b.partition), array_agg(b.id), array_agg(b.limits), array_agg(b.lost),
                (array_agg(b.rank))[count(*)], (array_agg(b.created_at))[count(*)], (array_agg(b.id))[count(*)]
@@ -282,6 +273,26 @@ begin
     end if;
     return v_taken;
 end;
+$$;
+
+-- skip_damaged: where a claim goes on so as not to read rows under damaged budgets one by one: a thousand of them at most.
+create or replace function flowfabric.skip_damaged(
+    p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_rank integer,
+    p_at timestamptz, p_id uuid, p_damaged uuid[], p_reclaim boolean, p_now timestamptz)
+returns table (rank integer, created_at timestamptz, id uuid)
+language sql as $$
+    select p.rank, p.created_at, p.id
+    from (select c.rank, c.created_at, c.id,
+                 bool_and(c.available_at is null and coalesce(l.budget_ids && p_damaged, false))
+                     over (order by c.rank, c.created_at, c.id) as passed
+          from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, p_rank, p_at, p_id, 1000, p_reclaim,
+                                     p_now) c
+          left join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = c.limits limit 1) l on true
+          order by c.rank, c.created_at, c.id limit 1000) p
+    where p.passed
+    union all
+    select p_rank, p_at, p_id
+    order by 1 desc, 2 desc, 3 desc limit 1
 $$;
 
 -- budget_denial: why a budget holds an execution, for people.
