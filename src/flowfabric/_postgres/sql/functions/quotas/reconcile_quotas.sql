@@ -46,6 +46,7 @@ begin
         select max(w.number), count(*) into v_to, v_looked
         from (select x.number from flowfabric.quota_slot x
               where x.policy_id = v.policy_id and x.key = v.key and x.number > v_from order by x.number limit c_slots) w;
+        -- A slot that is taken while this statement reads has a new number, above v_to.
         with freed as (
             delete from flowfabric.quota_slot s where s.ctid = any (array(
                 select x.ctid from flowfabric.quota_slot x
