@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import hypothesis
 import pytest
 
 import flowfabric as ff
@@ -41,6 +42,16 @@ FAST = {
     "max_wal_senders": "0",
     "max_wal_size": "512MB",
 }
+
+# Every run plays the same examples, and none fails because the machine is slow. To hunt, set `derandomize` to False.
+hypothesis.settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

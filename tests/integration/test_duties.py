@@ -41,7 +41,7 @@ from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import OTHER, RETRY, WORKER, CheckedEngine, Clock, claim_one, started, submit, until_blocked
 
 DAY = timedelta(days=1)
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Counting(ff.Engine):

@@ -15,7 +15,7 @@ from tests.proxy import proxies
 from tests.support import Clock
 from tests.until import until
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 LINES = {
     "works": ["DEBUG works ID: started, attempt 1", "DEBUG works ID: succeeded after N s, attempt 1"],
     "flaky": [

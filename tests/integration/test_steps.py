@@ -19,7 +19,7 @@ from flowfabric.worker.durable import parking
 from tests.integration.conftest import Ledger
 from tests.until import until
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
 LONG = timedelta(hours=1)
 SHORT = timedelta(milliseconds=30)

@@ -28,7 +28,7 @@ from tests.support import started, submit
 from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-PATIENCE = 30.0
+PATIENCE = 60.0
 LIVE = BestEffortLive(ttl=timedelta(seconds=30))
 
 
@@ -1019,8 +1019,8 @@ async def test_a_tail_that_is_about_to_wait_misses_nothing(
         await reader._listener.listening(PATIENCE)
         await until(lambda: reader.tails._task is None or reader.tails._task.done())
         monkeypatch.setattr(reader, "watch", watch)
-        async with asyncio.timeout(PATIENCE / 2):
-            page = await reader.tail_stream(held.execution_id, 0, block=timedelta(seconds=30))
+        async with asyncio.timeout(PATIENCE):
+            page = await reader.tail_stream(held.execution_id, 0, block=timedelta(seconds=2 * PATIENCE))
     assert is_done
     assert (len(page.frames), page.closed_reason) == ((1, None) if what == "append" else (0, "attempt_success"))
 

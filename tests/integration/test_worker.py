@@ -32,7 +32,7 @@ from tests import sampling
 from tests.interleave import Party, waiting
 from tests.support import Clock
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
 
 
