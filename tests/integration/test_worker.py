@@ -288,6 +288,21 @@ async def test_a_result_that_cannot_be_stored_takes_no_other_with_it(
 # Heartbeats and interruptions
 
 
+async def test_a_worker_is_not_idle_while_its_last_result_lets_other_work_continue(app: ff.App) -> None:
+    @app.task
+    async def child() -> int:
+        await asyncio.sleep(0.3)  # claims have found nothing for longer than a worker needs to count as idle
+        return 1
+
+    @app.task
+    async def parent() -> int:
+        return 1 + await (await child.submit()).result()
+
+    run = await parent.submit()
+    await asyncio.wait_for(ff.Worker(app, poll=600).run(until_idle=True), PATIENCE)
+    assert await run.state() is ff.State.COMPLETED
+
+
 async def test_a_handler_that_blocks_the_loop_for_several_lease_times_keeps_its_lease(app: ff.App) -> None:
     @app.task
     async def job() -> str:
