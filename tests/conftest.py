@@ -34,7 +34,7 @@ FAST = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
-    "max_connections": "300",
+    "max_connections": "400",
     "max_prepared_transactions": "20",
     "shared_buffers": "128MB",
     "autovacuum_naptime": "1d",  # never in a run, but on, as the doctor wants it
