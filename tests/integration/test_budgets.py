@@ -17,7 +17,7 @@ from flowfabric.values.quota import quota_policy_id_of
 from tests.each import each
 from tests.support import WORKER
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def _nothing() -> None: ...

@@ -29,7 +29,7 @@ from tests.support import started
 from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-PATIENCE = 30.0
+PATIENCE = 60.0
 START = EventCursor()
 
 

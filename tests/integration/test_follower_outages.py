@@ -24,7 +24,7 @@ from tests.integration.test_restore import crash, place, start, write  # noqa: F
 from tests.pooler import pooled
 from tests.support import started
 
-PATIENCE = 40.0
+PATIENCE = 60.0
 Events = Subscription[Any]
 
 

@@ -23,7 +23,7 @@ from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import Clock, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -33,7 +33,7 @@ from tests.ids import home, id_in
 from tests.integration.conftest import Ledger
 from tests.until import until
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
 HOUR = timedelta(hours=1)
 ONCE = ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(timedelta(0)))

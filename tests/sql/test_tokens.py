@@ -1002,7 +1002,7 @@ BYTES = st.binary(max_size=150).map(lambda raw: raw.decode("latin-1"))
 FUZZ = settings(
     max_examples=sampling.examples(150, 40),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
 )
 

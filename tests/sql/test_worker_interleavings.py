@@ -147,7 +147,7 @@ async def test_the_work_of_a_worker_waits_for_no_registration(stage: Stage, step
     await prepare(stage, first, "alive")
     await first.begin()
     await act(first, STEPS[held], None)
-    await asyncio.wait_for(act(second, STEPS[step], first._instance), 5)
+    await asyncio.wait_for(act(second, STEPS[step], first._instance), PATIENCE)
     await first.rollback()
 
 

@@ -51,6 +51,8 @@ class Claims:
         self._shares = Shares(worker.lanes)
         self._kinds = worker.serving
         self.idle_since: float | None = None
+        self._asked_at = 0.0  # when the last claim that was answered began
+        self._again = asyncio.Event()
         self._reserved = 0  # slots of grants that are being consumed
 
     async def consume(self, grant: ClaimGrant) -> ExecutionId:
@@ -147,6 +149,7 @@ class Claims:
                     continue
                 if woken is not None:
                     woken.clear()
+                self._again.clear()
                 try:
                     pause = await self._round(min(free, most), woken is not None)
                 except Exception as error:
@@ -162,7 +165,7 @@ class Claims:
                 else:
                     self._has_slept = pause > 0
                     if pause:
-                        await first_of(pause, worker.stopping, woken)
+                        await first_of(pause, worker.stopping, woken, self._again)
 
     async def _round(self, limit: int, is_told: bool) -> float:
         """Claim once; returns how long to sleep. `is_told`: submissions notify workers that announced a sleep."""
@@ -176,6 +179,7 @@ class Claims:
             if str(error) != self._damage:
                 log.warning("executions are not claimed: %s", error)
             self._damage, claimed = str(error), []
+        self._asked_at = asked
         if self._is_reported:
             log.info("claims work again")
         self._trouble, self._is_reported = 0, False
@@ -204,6 +208,13 @@ class Claims:
         if self.idle_since is None:
             self.idle_since = now
         return pause
+
+    async def look(self) -> None:
+        """Wait for the answer to a claim that begins after this call."""
+        begun = time.monotonic()
+        while self._asked_at <= begun and not self._worker.stopping.is_set():
+            self._again.set()
+            await asyncio.sleep(0.005)
 
     @property
     def _connection(self) -> int:
