@@ -620,6 +620,27 @@ async def test_a_cancellation_that_only_the_function_raises_is_its_failure(
         assert task.cancelled()
 
 
+async def test_the_server_notices_soon_when_the_host_of_a_function_vanishes(database: str) -> None:
+    """It asks whether the connection is alive, but only while the function runs."""
+    seen: list[set[tuple[str, str]]] = []
+
+    async def look(connection: Any) -> None:
+        found = await connection.fetch("select name, source from pg_settings where name like 'tcp_keepalives_%'")
+        seen.append({(row["name"], row["source"]) for row in found})
+
+    async def handle(connection: Any, events: Sequence[Any]) -> None:
+        await look(connection)
+
+    async with await ff.Engine.connect(database, max_size=1) as engine:
+        await end_some(engine, 1)
+        assert await ff.Consumer("c", family="completion", start=START).run_once(engine, handle) == 1
+        async with engine._database.connection() as connection:
+            await look(connection)
+    names = [f"tcp_keepalives_{name}" for name in ("count", "idle", "interval")]
+    assert seen[0] == {(name, "session") for name in names}
+    assert seen[1] & seen[0] == set()
+
+
 async def test_a_process_that_comes_while_a_function_runs_waits_its_turn(
     database: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
 ) -> None:
