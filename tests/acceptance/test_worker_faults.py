@@ -287,7 +287,7 @@ async def test_a_worker_stops_in_time_also_without_its_database(site: Site, way:
     await second.stop()
 
 
-async def test_what_is_due_is_done_though_the_process_that_leads_the_duties_is_killed(site: Site) -> None:
+async def test_due_work_is_done_though_the_process_that_leads_the_duties_is_killed(site: Site) -> None:
     """Of two workers one leads. One of them is killed around each due time, at another moment of the leader's round."""
     chance = random.Random(3)
     workers = [site.hire(lease_ttl=2) for _ in range(2)]

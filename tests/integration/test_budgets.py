@@ -389,7 +389,7 @@ async def test_a_task_that_fails_for_its_budget_fails_for_good(kit: Kit, kit_app
     assert (await run.outcome()).failure_category == "budget_hard_breach"
 
 
-async def test_a_soft_limit_is_told_and_stops_nothing(kit: Kit, kit_app: ff.App) -> None:
+async def test_a_soft_limit_is_reported_and_stops_nothing(kit: Kit, kit_app: ff.App) -> None:
     told: list[Any] = []
 
     class Alarm(ff_middleware.Middleware):

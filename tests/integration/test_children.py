@@ -133,7 +133,7 @@ async def test_a_thread_that_outlives_its_handler_submits_nothing(kit: Kit, kit_
     assert await children_of(kit_app) == []
 
 
-async def test_a_handler_that_submits_with_a_client_of_its_own_is_told(
+async def test_a_handler_that_submits_with_its_own_client_is_warned_about(
     app: ff.App, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.task

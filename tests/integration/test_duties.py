@@ -181,7 +181,26 @@ async def test_execution_deadline_ends_waiting_and_running_executions(engine: Ch
         await engine.complete(running.handle)
 
 
-async def test_each_duty_handles_more_than_one_batch_in_a_round(
+async def test_leases_that_nobody_reclaims_do_not_hide_those_that_lapse_later(
+    plain_engine: ff.Engine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a full batch end the round."""
+    monkeypatch.setattr(LeaseExpiry, "batch", 3)
+    duty = LeaseExpiry(plain_engine)
+
+    async def lapse(count: int) -> set[str]:
+        held = [(await started(plain_engine)).execution_id for _ in range(count)]
+        await clock.advance(minutes=1)
+        assert await duty.run_once() == count
+        records = [await plain_engine.read_execution(one) for one in held]
+        return {one.state_vector.ownership_state for one in records if one is not None}
+
+    for count in (10, 1):
+        assert await lapse(count) == {"lease_expired_reclaimable"}
+    assert await duty.run_once() == 0
+
+
+async def test_a_full_batch_does_not_end_the_round(
     plain_engine: ff.Engine, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DelayedPromotion, "batch", 3)
@@ -259,9 +278,11 @@ async def test_the_edge_repair_finds_nothing_unless_something_was_forgotten(
 ) -> None:
     made = await chain(plain_engine)
     await plain_engine.cancel(Operator(made.nodes["a"]), "no")
-    assert await EdgeRepair(plain_engine).run_once() == 0
+    duty = EdgeRepair(plain_engine)
+    duty.place = None  # a process begins anywhere
+    assert await duty.run_once() == 0
     await sql.execute("delete from flowfabric.pending_cascade")
-    assert await EdgeRepair(plain_engine).run_once() > 0
+    assert await duty.run_once() > 0
     assert "missed" in reports.text
     await Cascade(plain_engine).run_once()
     assert await states(plain_engine, made) == {"a": "cancelled", "b": "skipped", "c": "skipped", "d": "skipped"}

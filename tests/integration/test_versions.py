@@ -53,7 +53,7 @@ def test_a_wrong_version_is_refused_where_it_is_written(options: dict[str, Any],
     assert refused.value.field == field
 
 
-def test_an_unknown_option_is_told_beside_the_versions() -> None:
+def test_an_unknown_option_is_reported_beside_the_versions() -> None:
     with pytest.raises(ff.InvalidInput, match="did you mean 'version'"):
         make_app("postgresql://nowhere", versoin=2)
 

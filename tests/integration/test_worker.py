@@ -887,10 +887,12 @@ async def test_what_was_submitted_before_a_worker_announced_its_sleep_and_commit
     await watching.close()
 
 
+@pytest.mark.parametrize("notifications", [True, False])
 async def test_a_worker_in_front_of_a_long_denied_backlog_asks_again_until_it_finds_work(
-    app: ff.App, sql: asyncpg.Connection[Any]
+    database: str, sql: asyncpg.Connection[Any], notifications: bool
 ) -> None:
     """Each claim moves a thousand aside and takes nothing, until the one behind them."""
+    app = ff.App(database, notifications=notifications)
 
     @app.task
     async def job() -> str:
@@ -912,6 +914,28 @@ async def test_a_worker_in_front_of_a_long_denied_backlog_asks_again_until_it_fi
     async with working(app, poll=600, duties=False):
         assert await run.result(PATIENCE) == "done"
     assert await sql.fetchval("select count(*) from flowfabric.blocked") == 7000
+    await app.close()
+
+
+async def test_a_worker_in_front_of_a_damaged_budget_sleeps_and_is_woken_by_other_work(
+    app: ff.App, sql: asyncpg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def job() -> str:
+        return "done"
+
+    engine = (await app.client()).engine
+    damaged = (await engine.create_budget(name="d", dimensions=["t"], hard_limits=[1], soft_limits=[0])).budget_id
+    stuck = await job.options(budgets=["d"]).submit()
+    await sql.execute("delete from flowfabric.budget_head")
+    sleeping = "select count(*) from flowfabric.sleeper where lane <> ''"
+    async with working(app, poll=600, duties=False):
+        for _ in range(3):
+            await until_true(lambda: sql.fetchval(sleeping))
+            assert await (await job.submit()).result(PATIENCE) == "done"
+        await engine.reset_budget(damaged)
+        assert await stuck.result(PATIENCE) == "done"
+    assert sum(f"budget {damaged}" in one.getMessage() for one in caplog.records) == 1, "reported once"
 
 
 async def test_a_listener_whose_driver_is_confused_listens_again(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1168,6 +1168,45 @@ async def too_much(ground: Ground, call: Call) -> dict[str, str]:
     }
 
 
+# Open suspensions in a partition, each since another moment.
+OPEN = """
+insert into flowfabric.suspension
+    (partition, id, number, suspension_id, attempt_index, attempt_id, lease_id, lease_epoch, waitpoint_ids,
+     waitpoint_keys, reason_code, requested_by, resume_condition, resume_policy, suspended_at, is_early)
+select $1, gen_random_uuid(), 1, gen_random_uuid(), 0, gen_random_uuid(), gen_random_uuid(), 1, '{}', '{}',
+       'waiting_for_signal', 'worker', '{}', '{}', flowfabric.now() - n * interval '1 s', false
+from generate_series(1, 20000) n
+"""
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("statistics", STATISTICS)
+async def test_a_suspension_is_found_among_many_of_its_partition(ground: Ground, statistics: str) -> None:
+    engine = ground.engine
+    await ground.sql.execute("analyze")
+    await ground.sql.execute(STATISTICS[statistics])
+    read: dict[str, list[int]] = {}
+
+    async def counted(name: str, call: Awaitable[Any]) -> None:
+        await engine.count()
+        await call
+        read.setdefault(name, []).append(await engine.pages())
+
+    for others in (False, True):
+        for ends in ("deliver", "resume"):
+            async with engine.undone():
+                held, points = await ground.pending("alone", 0, "k")
+                if others:
+                    await ground.sql.execute(OPEN, home(held.execution_id))
+                await counted("suspend", engine.suspend_on(held.handle, points, on("k")))
+                await counted("expire", engine.expire_suspension(held.execution_id))
+                if ends == "deliver":
+                    await counted(ends, ground.send(held, points[0]))
+                else:
+                    await counted(ends, engine.resume_execution(held.execution_id))
+    assert not [name for name, pages in read.items() if max(pages) > min(pages) + 50], read
+
+
 MANY = 1_000_000
 COUNTS = {
     "signals": count_signals(MANY, "k", "l"),

@@ -142,7 +142,7 @@ async def passes_or_waits(stage: Stage, party: Party, call: asyncio.Future[Any])
 
 @pytest.mark.parametrize("step", ["own heartbeat", "sweep", "claim"])
 @pytest.mark.parametrize("held", ["register", "heartbeat", "mark dead"])
-async def test_what_the_worker_does_anyway_waits_for_no_registration(stage: Stage, step: str, held: str) -> None:
+async def test_the_work_of_a_worker_waits_for_no_registration(stage: Stage, step: str, held: str) -> None:
     first, second = await stage.company(2)
     await prepare(stage, first, "alive")
     await first.begin()

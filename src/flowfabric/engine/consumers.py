@@ -30,7 +30,7 @@ _ENDED = "the function ended the transaction that it was called in"
 
 
 class Consumed(NamedTuple):
-    """What one transaction of a consumer did.
+    """The result of one transaction of a consumer.
 
     `code` is taken, held (another process works) or busy (its transaction is open). `left`: for how long it is held.
     """

@@ -1,4 +1,4 @@
-"""What a handler asks for next: compared with the record, and returned from it in the recorded order."""
+"""The next requests of a handler: compared with the record, and returned from it in the recorded order."""
 
 from __future__ import annotations
 
