@@ -28,6 +28,7 @@ class NewStep(Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
     seconds: float | None = None
     pause: timedelta | None = None
+    place: int | None = None
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -59,6 +60,7 @@ class Step(Struct, frozen=True, kw_only=True):
     flow_id: FlowId | None = None
     is_stray: bool = False
     is_unread: bool = False
+    place: int | None = None
 
 
 class Parked(Struct, frozen=True):

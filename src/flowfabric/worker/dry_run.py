@@ -169,9 +169,10 @@ class _DryRun(Running):
         task = asyncio.current_task()
         assert task is not None
         self.tasks.calling.discard(task)  # where a worker would call the database
-        while True:
-            await self.parking.wait(_Reached())
-            await self.check()
+        with self.order.holding():
+            while True:
+                await self.parking.wait(_Reached())
+                await self.check()
 
     async def record(self, step: NewStep) -> datetime | None:
         return self.database_now() if step.kind == "now" else None

@@ -96,9 +96,9 @@ begin
     )
     insert into flowfabric.step
         (partition, id, generation, name, n, kind, run, attempt_index, result, encoding, outcome, at, child_partition,
-         child_id, flow_id, is_stray, seconds, recorded_at)
+         child_id, flow_id, is_stray, seconds, place, recorded_at)
     select p_new_partition, p_new_id, 0, k.name, k.n, k.kind, 0, 0, k.result, k.encoding, nullif(k.outcome, 'retried'), k.at,
-           k.child_partition, k.child_id, k.flow_id, true, k.seconds, k.recorded_at
+           k.child_partition, k.child_id, k.flow_id, true, k.seconds, k.place, k.recorded_at
     from kept k
     where k.kind in ('step', 'now', 'result', 'patch', 'usage')
        or (k.kind = 'sleep' and k.name not like 'timeout of %')

@@ -1,0 +1,141 @@
+"""Handlers made at random, whose branches share the names of their steps, children and waits, and that are cut off often.
+
+Every branch passes itself into each call and gets itself back: in no run does a branch get what belongs to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import flowfabric as ff
+from flowfabric.testing import Kit
+from flowfabric.testing.faults import Crash, Point
+from tests import sampling
+
+_LATENCY = 0.004
+SEEDS = sampling.seeds(
+    *range(int(__import__("os").environ.get("FROM", "1")), int(__import__("os").environ.get("TO", "40")))
+)
+KINDS = (
+    __import__("os").environ.get("KINDS") or "shared shared shared own child result sleep now wait map emit progress"
+).split()
+
+
+class _Crashes(Crash):
+    """Kills the worker after some of the steps."""
+
+    def __init__(self, dice: random.Random, share: float, most: int) -> None:
+        super().__init__("after", "", None, None, most)
+        self._dice = dice
+        self._share = share
+
+    def strikes(self, when: str, point: Point) -> bool:
+        if point.task != "parent" or self.happened >= self.times or self._dice.random() >= self._share:
+            return False
+        self.happened += 1
+        return True
+
+
+async def _play(kit: Kit, seed: int) -> None:
+    dice, delays = random.Random(seed), random.Random(seed + 1)
+    app = ff.App("postgresql://nobody@nowhere/nothing")
+    kit.use(app)
+    programs = [[dice.choice(KINDS) for _ in range(dice.randint(1, 6))] for _ in range(dice.randint(2, 5))]
+    how = dice.choice(("gather", "group", "nested"))
+
+    def delay() -> float:
+        return delays.choice((0, 0, delays.uniform(0, _LATENCY)))
+
+    async def echo(value: str) -> str:
+        if pause := delay():
+            await asyncio.sleep(pause)
+        return value
+
+    @app.task(name="child")
+    async def child(value: str) -> str:
+        return await echo(value)
+
+    @app.task(name="parent")
+    async def parent(ctx: ff.Context) -> str:
+        async def send(key: str) -> None:
+            await asyncio.sleep(delay())
+            await (await app.client()).signal(ctx.execution_id, key, payload=key)
+
+        async def one(branch: int) -> None:
+            runs: list[tuple[str, Any]] = []
+            for n, kind in enumerate(programs[branch]):
+                own = f"{branch}.{n}"
+                if kind == "shared":
+                    assert await ctx.step("shared", echo, own) == own, f"{own}: shared"
+                elif kind == "own":
+                    assert await ctx.step(f"own {own}", echo, own) == own, f"{own}: own"
+                elif kind == "child":
+                    runs.append((own, await child.submit(own)))
+                elif kind == "result":
+                    run = runs.pop() if runs else (own, await child.submit(own))
+                    found = await run[1].result()
+                    assert found == run[0], f"{own}: {found} is the result of {run[0]}"
+                elif kind == "sleep":
+                    await ctx.sleep(delay())
+                elif kind == "now":
+                    await ctx.now()
+                elif kind == "emit":
+                    await ctx.emit(own, type="note", durability_mode="durable")
+                elif kind == "progress":
+                    await ctx.progress(1)
+                elif kind == "map":
+                    values = [f"{own}.{i}" for i in range(3)]
+                    assert await ctx.map(echo, values, limit=2, name=f"map {own}") == values
+                else:
+                    wait = await ctx.waitpoint(own, payload=str, name="answer")
+                    await ctx.step(f"send {own}", send, own)
+                    found = (await wait.wait()).payload
+                    assert found == own, f"{own}: {found} is the answer"
+
+        branches = range(len(programs))
+        if how == "gather":
+            await asyncio.gather(*map(one, branches))
+        elif how == "group":
+            async with asyncio.TaskGroup() as group:
+                for branch in branches:
+                    group.create_task(one(branch))
+        else:
+
+            async def pair(first: int) -> None:
+                await asyncio.gather(*map(one, branches[first : first + 2]))
+                assert await ctx.step("shared", echo, f"pair {first}") == f"pair {first}"
+
+            await asyncio.gather(*map(pair, branches[::2]))
+        return "done"
+
+    crashes = _Crashes(dice, dice.choice((0, 0.1, 0.3)), 2)
+    kit._faults.crashes.append(crashes)
+    try:
+        if dice.random() < 0.4:
+            with kit.replay_always():
+                assert await kit.run_inline(parent) == "done"
+        else:
+            assert await kit.run_inline(parent) == "done"
+    except BaseException as error:
+        raise AssertionError(f"seed {seed}: {how} {programs}: {type(error).__name__} {error}") from error
+    finally:
+        kit._faults.crashes.remove(crashes)
+        kit._used.clear()
+
+
+async def test_branches_never_get_what_belongs_to_another(kit: Kit) -> None:
+    bad = []
+    for seed in SEEDS:
+        try:
+            await asyncio.wait_for(_play(kit, seed), 60)
+        except BaseException as error:
+            bad.append(str(error)[:600])
+            print(seed, str(error)[:600], flush=True)
+            kit._faults.trouble.clear()
+        finally:
+            await kit._engines_close() if False else None
+    print(Counter(b.rsplit(":", 2)[-1] for b in bad))
+    assert not bad, len(bad)
