@@ -1,4 +1,4 @@
-"""Handlers made at random, whose branches share the names of their steps, children and waits, and that are cut off often.
+"""Handlers made at random, whose branches share the names of their steps, children and waits, and are cut off often.
 
 Every branch passes itself into each call and gets itself back: in no run does a branch get what belongs to another.
 """
@@ -7,21 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from typing import Any
 
 import flowfabric as ff
 from flowfabric.testing import Kit
 from flowfabric.testing.faults import Crash, Point
 from tests import sampling
+from tests.each import each
 
 _LATENCY = 0.004
-SEEDS = sampling.seeds(
-    *range(int(__import__("os").environ.get("FROM", "1")), int(__import__("os").environ.get("TO", "40")))
-)
-KINDS = (
-    __import__("os").environ.get("KINDS") or "shared shared shared own child result sleep now wait map emit progress"
-).split()
+SEEDS = sampling.seeds(*range(1, 40))
+KINDS = ["shared", "shared", "shared", "shared", "own", "child", "result", "sleep", "now", "wait", "map", "emit", "progress", "usage", "fail"]
 
 
 class _Crashes(Crash):
@@ -53,6 +49,9 @@ async def _play(kit: Kit, seed: int) -> None:
         if pause := delay():
             await asyncio.sleep(pause)
         return value
+
+    async def fail(value: str) -> str:
+        raise ValueError(await echo(value))
 
     @app.task(name="child")
     async def child(value: str) -> str:
@@ -86,6 +85,14 @@ async def _play(kit: Kit, seed: int) -> None:
                     await ctx.emit(own, type="note", durability_mode="durable")
                 elif kind == "progress":
                     await ctx.progress(1)
+                elif kind == "usage":
+                    await ctx.usage(tokens=1)
+                elif kind == "fail":
+                    try:
+                        await ctx.step("shared", fail, own)
+                    except ValueError as error:
+                        found = error.args[0]
+                    assert found == own, f"{own}: {found} failed"
                 elif kind == "map":
                     values = [f"{own}.{i}" for i in range(3)]
                     assert await ctx.map(echo, values, limit=2, name=f"map {own}") == values
@@ -123,19 +130,8 @@ async def _play(kit: Kit, seed: int) -> None:
         raise AssertionError(f"seed {seed}: {how} {programs}: {type(error).__name__} {error}") from error
     finally:
         kit._faults.crashes.remove(crashes)
-        kit._used.clear()
 
 
-async def test_branches_never_get_what_belongs_to_another(kit: Kit) -> None:
-    bad = []
-    for seed in SEEDS:
-        try:
-            await asyncio.wait_for(_play(kit, seed), 60)
-        except BaseException as error:
-            bad.append(str(error)[:600])
-            print(seed, str(error)[:600], flush=True)
-            kit._faults.trouble.clear()
-        finally:
-            await kit._engines_close() if False else None
-    print(Counter(b.rsplit(":", 2)[-1] for b in bad))
-    assert not bad, len(bad)
+@each("seed", SEEDS)
+async def test_branches_never_get_what_belongs_to_another(kit: Kit, seed: int) -> None:
+    await _play(kit, seed)

@@ -255,7 +255,8 @@ async def _stop(running: Running, needs: Needs, error: BudgetExceeded) -> None:
         running.needs, running.unwound_at = needs, Gate()
         raise Interrupted(_WAITS)
     if not in_step.get():
-        await _rest(running)
+        with running.order.holding():
+            await _rest(running)
     await pause(running, needs)
     await running.check()
 
@@ -268,7 +269,7 @@ async def _rest(running: Running) -> None:
     deadline = asyncio.get_running_loop().time() + _LONGEST_REST
     turns, wait = 0, _FIRST_REST
     while turns < STEADY and asyncio.get_running_loop().time() < deadline:
-        if running.steps or running.tasks.calling:
+        if running.steps or running.tasks.calling or running.order.is_held:
             turns = 0
             await asyncio.sleep(wait)
             wait = min(wait * 2, _MOST_REST)

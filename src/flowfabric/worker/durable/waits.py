@@ -44,11 +44,10 @@ async def sleep(running: Running, pause: Duration) -> None:
         await asyncio.sleep(span.total_seconds())
         return
     use, known, until = await _begin_sleep(running, span, "sleep")
-    if span:
-        has_ended = known is not None and known.place is not None
-        while not has_ended and not running.parking.is_due(until):
-            await running.parking.wait(Gate(until))
-        await running.ended("sleep", use, "sleep", known)
+    has_ended = not span or (known is not None and known.place is not None)
+    while not has_ended and not running.parking.is_due(until):
+        await running.parking.wait(Gate(until))
+    await running.ended("sleep", use, "sleep", known)
 
 
 async def wake_time(running: Running, span: timedelta, name: str) -> datetime:
