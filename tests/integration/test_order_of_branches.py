@@ -17,7 +17,10 @@ from tests.each import each
 
 _LATENCY = 0.004
 SEEDS = sampling.seeds(*range(1, 40))
-KINDS = [*"own child result sleep now wait map emit progress usage fail".split(), *["shared"] * 4]
+KINDS = [
+    *["own", "child", "result", "sleep", "now", "wait", "map", "emit", "progress", "usage", "fail"],
+    *["shared"] * 4,
+]
 
 
 class _Crashes(Crash):
