@@ -14,10 +14,11 @@ import flowfabric as ff
 from flowfabric._duties import TimerRunner, Unblock
 from flowfabric._duties.child_cancel import ChildCancel
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.lease import Operator
 from tests.databases import fresh_database
-from tests.sql.plans import STATISTICS, CountingEngine
-from tests.support import Clock, started
+from tests.sql.plans import PAGES, STATISTICS, CountingEngine
+from tests.support import Clock, claim_one, started
 
 SECOND = timedelta(seconds=1)
 _OLD = "flowfabric.now() - interval '5 s' + n * interval '1 ms'"
@@ -38,7 +39,7 @@ def _rows(table: str, values: str) -> tuple[str, str]:
 
 QUEUES = {
     "cascade": Queue(
-        *_rows("pending_cascade", f"n, {_IDS}, gen_random_uuid(), 0, 'success', null, {_OLD}"),
+        *_rows("pending_cascade", f"-n, {_IDS}, gen_random_uuid(), 0, 'passed', null, {_OLD}"),
         lambda e, low: e.dispatch_cascades(low_water=low),
     ),
     "sibling_cancel": Queue(
@@ -155,6 +156,43 @@ async def test_denials_that_were_counted_are_not_read_again(server: str) -> None
         assert read[0] > 3000
         assert max(read[2:]) < 50, "a denial sets the mark for those after it"
         assert (await engine.read_denials()).rate == 3003
+
+
+async def test_repairs_and_purges_do_not_read_cascades_that_have_passed(server: str) -> None:
+    new, after = NewExecution(execution_kind="k"), [NewEdge(upstream="first")]
+    members = [NewNode(name=f"n{n}", execution=new, after=after) for n in range(600)]
+    read: dict[str, list[int]] = {"repair": [], "purge": []}
+    async with fresh_database(server) as dsn, CountingEngine.open(dsn) as engine, old_snapshot(dsn):
+        sql = engine.connection
+        # More edges than the end of an execution resolves: its cascade is left to the duty.
+        await engine.submit_flow([NewNode(name="first", execution=new), *members])
+        await engine.complete((await claim_one(engine)).handle)
+        assert await sql.fetchval("select count(*) from flowfabric.pending_cascade") == 1
+        done = await engine.submit_flow([NewNode(name="only", execution=new)])
+        await sql.execute("update flowfabric.deployment set retention = '1 second'")
+        while (claimed := await claim_one(engine)).execution_id != done.nodes["only"]:
+            pass
+        await engine.complete(claimed.handle)
+        await Clock(sql).advance(days=1)
+        for count in (10, 20_000):
+            await _fill(sql, "cascade", count)
+            await sql.execute("delete from flowfabric.pending_cascade where outcome = 'passed'")
+            await sql.execute("analyze")
+            for statistics in STATISTICS.values():
+                await sql.execute(statistics)
+                for name in read:
+                    transaction = sql.transaction()
+                    await transaction.start()
+                    before = await sql.fetchval(PAGES, engine.tables)
+                    if name == "repair":
+                        assert (await engine.reconcile_edges(None, limit=1000))[0].scanned == 600
+                    else:
+                        assert (await engine.run_timers("retention")).handled == 1
+                    read[name].append(await sql.fetchval(PAGES, engine.tables) - before)
+                    await transaction.rollback()
+    for pages in read.values():
+        # A planner that looks for the ends of an index reads 100 pages at most.
+        assert max(pages[3:]) < max(pages[:3]) * 1.05 + 110, read
 
 
 @pytest.mark.parametrize("name", QUEUES)

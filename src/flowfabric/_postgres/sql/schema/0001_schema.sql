@@ -929,6 +929,7 @@ create table flowfabric.pending_cascade (
     enqueued_at timestamptz not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index pending_cascade_order on flowfabric.pending_cascade (enqueued_at, seq);
+create index pending_cascade_by_flow on flowfabric.pending_cascade (partition, flow_id, id);
 
 -- Upstreams to cancel because a decided group no longer needs them.
 create table flowfabric.sibling_cancel (
