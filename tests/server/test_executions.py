@@ -31,6 +31,18 @@ async def claim(engine: ff.Engine, **how: Any) -> Claimed:
     return found
 
 
+async def read_all(client: httpx.AsyncClient, path: str) -> list[Any]:
+    """The items of all pages of a list."""
+    items: list[Any] = []
+    while True:
+        page = await client.get(path)
+        assert page.status_code == 200, page.text
+        items += page.json()["items"]
+        if "next" not in page.links:
+            return items
+        path = page.links["next"]["url"]
+
+
 async def test_a_submitted_execution_can_be_read_and_is_listed(client: httpx.AsyncClient) -> None:
     made = await client.post("/v1/executions", json={"execution_kind": "greet", "arguments": {"name": "Ada"}})
     assert made.status_code == 201, made.text
@@ -222,6 +234,10 @@ async def test_the_history_of_an_execution_is_listed(
     for name, result in (("fetch", b'{"n": 1}'), ("then", b"2"), ("last", b"3")):
         await plain_engine.record_steps([(claimed.handle, ff.engine.steps.NewStep(name=name, result=result))])
     await plain_engine.fail(claimed.handle, "no luck", retry_policy={"max_retries": 0})
+    for _ in range(2):
+        await plain_engine.replay_execution(ff.ExecutionId(UUID(execution_id)))
+        again = await claim(plain_engine)
+        await plain_engine.fail(again.handle, "no luck", retry_policy={"max_retries": 0})
     for part, seen in (("attempts", "attempt_index"), ("steps", "name"), ("events", "lease_type"), ("signals", None)):
         answer = await client.get(f"/v1/executions/{execution_id}/{part}")
         assert answer.status_code == 200, answer.text
@@ -235,6 +251,11 @@ async def test_the_history_of_an_execution_is_listed(
     last = await client.get(first.links["next"]["url"])
     assert [*first.json()["items"], *last.json()["items"]] == steps
     assert last.json()["next_cursor"] is None
+    for part in ("attempts", "steps"):
+        path = f"/v1/executions/{execution_id}/{part}"
+        whole = (await client.get(path)).json()["items"]
+        assert await read_all(client, f"{path}?limit=1") == whole != []
+        assert (await client.get(path, params={"limit": len(whole)})).json()["next_cursor"] is None
     events = await client.get(f"/v1/executions/{execution_id}/events?limit=1")
     rest = await client.get(events.links["next"]["url"])
     assert rest.json()["items"][0]["cursor"] != events.json()["items"][0]["cursor"]

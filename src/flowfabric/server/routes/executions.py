@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from flowfabric.values.event import EventCursor, EventFilter
 from flowfabric.values.execution import Created, Duplicate, Execution, ExecutionInfo, NewExecution, Outcome
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.state import State
+from flowfabric.values.step import StepCursor
 
 LONGEST_WAIT = 60.0  # seconds
 Item = TypeVar("Item")
@@ -285,22 +286,27 @@ async def get_execution_result(call: Call) -> Answer:
 async def list_attempts(call: Call) -> Page:
     """List the attempts of an execution, oldest first."""
     target: ExecutionId = call.path["execution_id"]
-    found = await call.engine.list_attempts(target)
-    return _part(call, found or await _none(call), lambda one: visible.attempt_for(call, one, target))
+    query: PageQuery = call.query
+    found = await call.engine.list_attempts(
+        target, after=None if query.cursor is None else cursors.number(query.cursor), limit=query.limit + 1
+    )
+    attempts = found[: query.limit] or await _none(call)
+    return Page(
+        items=[visible.attempt_for(call, one, target) for one in attempts],
+        next_cursor=str(attempts[-1].attempt_index) if len(found) > query.limit else None,
+    )
 
 
 async def list_steps(call: Call) -> Page:
     """List the steps that the handler of an execution recorded, in that order."""
-    found = await call.engine.read_steps([call.path["execution_id"]], all_generations=call.query.all_generations)
-    return _part(call, found or await _none(call), lambda one: visible.step_for(call, one))
-
-
-def _part(call: Call, found: Sequence[Item], shown: Callable[[Item], Any]) -> Page:
-    """A page of a list that only grows at its end, and that the engine returns whole."""
-    query: PageQuery = call.query
-    begin = 0 if query.cursor is None else cursors.number(query.cursor)
-    end = begin + query.limit
-    return Page(items=[shown(one) for one in found[begin:end]], next_cursor=str(end) if end < len(found) else None)
+    query: ListSteps = call.query
+    after = None if query.cursor is None else StepCursor.decode(query.cursor)
+    found = await call.engine.read_steps(
+        [call.path["execution_id"]], all_generations=query.all_generations, after=after, limit=query.limit + 1
+    )
+    steps = found[: query.limit] or await _none(call)
+    rest = StepCursor.of(steps, after).encode() if len(found) > query.limit else None
+    return Page(items=[visible.step_for(call, one) for one in steps], next_cursor=rest)
 
 
 async def list_execution_events(call: Call) -> Page:
