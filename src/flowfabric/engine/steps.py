@@ -129,7 +129,7 @@ class Steps(Operations):
         """
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution_id(one) for one in execution_ids]
-        if len(targets) > 1 and not after is limit is None:
+        if len(targets) > 1 and (after is not None or limit is not None):
             raise InvalidInput(f"{len(targets)} executions", field="execution_ids", allowed="one, with after or limit")
         found = await self._fetch(
             statements.READ_STEPS,

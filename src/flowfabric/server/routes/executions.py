@@ -233,7 +233,7 @@ async def get_execution(call: Call) -> Execution:
     found = await call.service.reads.ask(call.path["execution_id"])
     if found is None:
         raise _unknown(call)
-    return visible.execution_for(call, found)
+    return await visible.open_execution(call, found)
 
 
 async def get_execution_state(call: Call) -> ExecutionState:
@@ -252,10 +252,13 @@ async def get_execution_input(call: Call) -> ExecutionInput:
         found = await call.engine.read_execution_context(target)
     except InvalidInput:
         raise _unknown(call) from None
+    stored, encoding = found.input_payload, found.payload_encoding
     return ExecutionInput(
         execution_id=target,
         execution_kind=found.execution_kind,
-        input=json_form.payload_or_problem(found.input_payload, found.payload_encoding, call.service.codecs, target),
+        input=await call.service.opening.run(
+            len(stored), lambda: json_form.payload_or_problem(stored, encoding, call.service.codecs, target)
+        ),
         payload_encoding=found.payload_encoding,
     )
 
@@ -277,9 +280,10 @@ async def get_execution_result(call: Call) -> Answer:
         raise Problem(410, "purged", f"the data of execution {target} was removed", family="task")
     if outcome.state is not State.COMPLETED:
         raise Problem(409, "task_failed", f"execution {target} {outcome.state}", kind=str(outcome.state), family="task")
-    data, encoding = outcome.result or b"", outcome.result_encoding
-    if call.service.codecs is not None:
-        data, encoding = call.service.codecs.open(data, encoding, target), None
+    data, encoding, codecs = outcome.result or b"", outcome.result_encoding, call.service.codecs
+    if codecs is not None:
+        stored, named = data, encoding
+        data, encoding = await call.service.opening.run(len(stored), lambda: codecs.open(stored, named, target)), None
     return Answer(body=data, headers={"X-Result-Encoding": encoding} if encoding else {})
 
 
@@ -292,7 +296,12 @@ async def list_attempts(call: Call) -> Page:
     )
     attempts = found[: query.limit] or await _none(call)
     return Page(
-        items=[visible.attempt_for(call, one, target) for one in attempts],
+        items=await visible.open_each(
+            call,
+            attempts,
+            lambda one: visible.attempt_for(call, one, target),
+            lambda one: visible.size_of(one.failure_reason),
+        ),
         next_cursor=str(attempts[-1].attempt_index) if len(found) > query.limit else None,
     )
 
@@ -306,7 +315,10 @@ async def list_steps(call: Call) -> Page:
     )
     steps = found[: query.limit] or await _none(call)
     rest = StepCursor.of(steps, after).encode() if len(found) > query.limit else None
-    return Page(items=[visible.step_for(call, one) for one in steps], next_cursor=rest)
+    items = await visible.open_each(
+        call, steps, lambda one: visible.step_for(call, one), lambda one: visible.size_of(one.result)
+    )
+    return Page(items=items, next_cursor=rest)
 
 
 async def list_execution_events(call: Call) -> Page:
@@ -325,7 +337,12 @@ async def list_signals(call: Call) -> Page:
     found = await call.engine.read_signals(
         target, after=0 if query.cursor is None else cursors.number(query.cursor), limit=query.limit
     )
-    items = [visible.signal_for(call, one, target) for one in found.items or await _none(call)]
+    items = await visible.open_each(
+        call,
+        found.items or await _none(call),
+        lambda one: visible.signal_for(call, one, target),
+        lambda one: visible.size_of(one.payload),
+    )
     return Page(items=items, next_cursor=None if found.next_cursor is None else str(found.next_cursor))
 
 
@@ -344,7 +361,10 @@ async def get_outcome(call: Call) -> ExecutionOutcome:
         return ExecutionOutcome(execution_id=target, public_state=state, is_ended=False)
     if found.state is None:
         raise await _gone(call)
-    return _outcome(call, target, found, found.state)
+    state = found.state
+    return await call.service.opening.run(
+        visible.size_of(found.result, found.failure_reason), lambda: _outcome(call, target, found, state)
+    )
 
 
 def _outcome(call: Call, target: ExecutionId, found: Outcome, state: State) -> ExecutionOutcome:
