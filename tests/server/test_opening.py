@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import zlib
 from datetime import timedelta
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 import flowfabric as ff
+from flowfabric.contracts import json_form
 from flowfabric.contracts.codecs import CannotDecode, Codecs
 from flowfabric.server.app import create_app
 from flowfabric.server.opening import SMALL, THREADS
@@ -153,3 +155,32 @@ def test_a_codec_that_takes_a_length_stops_there(codec: Any) -> None:
     assert codecs.open(data, encoding, None) == codecs.open(data, encoding, None, max_length=1000) == b"x" * 1000
     with pytest.raises(CannotDecode):
         codecs.open(data, encoding, None, max_length=999)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        LONG,
+        b'{"a": ' + LONG + b', "b": [1.5, null, true, "\\u00e9\\n"]}',
+        b"[\n" + LONG + b"]",
+        b"[" + LONG + b", NaN]",
+        b"[" + LONG + b"] x",
+        b'["\xff", ' + LONG + b"]",
+        b"[" + LONG + b', "\\ud800"]',
+        b'"\\ud800"',
+        b"x" * (SMALL + 1),
+        b"\xff" * (SMALL + 1),
+        b"[" * 5000 + b"]" * 5000,
+        b'[9999999999999999999999, 1e5, {"a": 1, "a": 2}, ' + LONG + b"]",
+    ],
+)
+async def test_long_payloads_have_the_form_of_short_ones(
+    client: httpx.AsyncClient, plain_engine: ff.Engine, data: bytes
+) -> None:
+    made = await plain_engine.create_execution(execution_kind="k", input_payload=data)
+    answer = await client.get(f"/v1/executions/{made.execution_id}/input")
+    assert answer.status_code == 200, answer.text
+    shown = json_form.payload(data, None, None, made.execution_id)
+    assert answer.json()["input"] == shown
+    (line,) = (await client.get("/v1/export")).content.splitlines()
+    assert json.loads(line)["input"] == shown

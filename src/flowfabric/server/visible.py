@@ -178,7 +178,7 @@ def step_for(call: Call, found: Step) -> RecordedStep:
     members = {name: getattr(found, name) for name in RecordedStep.__struct_fields__ if name not in ("result", "error")}
     return RecordedStep(
         **members,
-        result=None if hides else json_form.step_result(found, call.service.codecs),
+        result=None if hides else json_form.step_result(found, call.service.codecs, raw=True),
         error=None if hides else found.error,
     )
 
@@ -188,7 +188,9 @@ def signal_for(call: Call, found: RecordedSignal, execution_id: UUID) -> Deliver
     members = {name: getattr(found, name) for name in DeliveredSignal.__struct_fields__ if name != "payload"}
     payload = None
     if not call.caller.hides_payloads:
-        payload = json_form.payload_or_problem(found.payload, found.payload_encoding, call.service.codecs, execution_id)
+        payload = json_form.payload_or_problem(
+            found.payload, found.payload_encoding, call.service.codecs, execution_id, raw=True
+        )
     return DeliveredSignal(**members, payload=payload)
 
 

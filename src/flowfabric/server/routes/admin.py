@@ -260,9 +260,13 @@ async def _exported(call: Call, execution_id: ExecutionId) -> Any:
     result = await call.engine.read_result(execution_id)
 
     def opened() -> None:
-        line["input"] = json_form.payload_or_problem(given.input_payload, given.payload_encoding, codecs, execution_id)
+        line["input"] = json_form.payload_or_problem(
+            given.input_payload, given.payload_encoding, codecs, execution_id, raw=True
+        )
         if result is not None:
-            line["result"] = json_form.payload_or_problem(result.payload, result.encoding, codecs, execution_id)
+            line["result"] = json_form.payload_or_problem(
+                result.payload, result.encoding, codecs, execution_id, raw=True
+            )
 
     await call.service.opening.run(size_of(given.input_payload, None if result is None else result.payload), opened)
     return line

@@ -257,7 +257,7 @@ async def get_execution_input(call: Call) -> ExecutionInput:
         execution_id=target,
         execution_kind=found.execution_kind,
         input=await call.service.opening.run(
-            len(stored), lambda: json_form.payload_or_problem(stored, encoding, call.service.codecs, target)
+            len(stored), lambda: json_form.payload_or_problem(stored, encoding, call.service.codecs, target, raw=True)
         ),
         payload_encoding=found.payload_encoding,
     )
@@ -369,7 +369,9 @@ async def get_outcome(call: Call) -> ExecutionOutcome:
 
 def _outcome(call: Call, target: ExecutionId, found: Outcome, state: State) -> ExecutionOutcome:
     codecs, hides = call.service.codecs, call.caller.hides_payloads
-    result = None if hides else json_form.payload_or_problem(found.result, found.result_encoding, codecs, target)
+    result = (
+        None if hides else json_form.payload_or_problem(found.result, found.result_encoding, codecs, target, raw=True)
+    )
     return ExecutionOutcome(
         execution_id=target,
         public_state=state,

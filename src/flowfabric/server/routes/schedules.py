@@ -261,7 +261,7 @@ def _shown(call: Call, one: Schedule) -> ShownSchedule:
     options = one.options
     arguments: Any = None
     if not call.caller.hides_payloads:
-        arguments = payload_or_problem(one.payload, one.payload_encoding, call.service.codecs, None)
+        arguments = payload_or_problem(one.payload, one.payload_encoding, call.service.codecs, None, raw=True)
     deadline = options.get("deadline_ms")
     return ShownSchedule(
         name=one.name,

@@ -221,7 +221,9 @@ def _results(call: Call, flow_id: FlowId, members: Sequence[Member], state: str)
         public_flow_state=state,
         is_ended=state in _ENDED,
         results={
-            named(one): json_form.payload_or_problem(one.result, one.result_encoding, codecs, one.execution_id)
+            named(one): json_form.payload_or_problem(
+                one.result, one.result_encoding, codecs, one.execution_id, raw=True
+            )
             for one in members
             if one.state is State.COMPLETED
         },
