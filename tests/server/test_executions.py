@@ -83,16 +83,22 @@ async def test_an_idempotency_key_returns_the_existing_execution(client: httpx.A
 
 async def test_every_member_of_a_submission_arrives(client: httpx.AsyncClient, plain_engine: ff.Engine) -> None:
     execution_id = uuid4()
+    budget = await plain_engine.create_budget(name="tokens", dimensions=["tokens"], hard_limits=[5], soft_limits=[0])
     made = await client.post(
         "/v1/executions",
         json={
             "execution_kind": "work",
+            "idempotency_key": "once",
             "input": {"base64": base64.b64encode(b"\xff\x00").decode(), "encoding": "raw"},
             "lane_id": "slow",
             "namespace": "team",
             "priority": 7,
             "tags": {"a.b": "c"},
-            "policy": {"retry_policy": {"max_retries": 2, "backoff": {"type": "fixed", "delay_seconds": 0.5}}},
+            "policy": {
+                "retry_policy": {"max_retries": 2, "backoff": {"type": "fixed", "delay_seconds": 0.5}},
+                "routing_requirements": {"required_capabilities": ["pdf"]},
+                "budget_ids": [str(budget.budget_id)],
+            },
             "delay_seconds": 3600,
             "execution_deadline_at": "2100-01-01T00:00:00Z",
             "execution_id": str(execution_id),
@@ -102,6 +108,8 @@ async def test_every_member_of_a_submission_arrives(client: httpx.AsyncClient, p
     found = (await client.get(made.headers["Location"])).json()
     assert (found["lane_id"], found["namespace"], found["priority"], found["tags"]) == ("slow", "team", 7, {"a.b": "c"})
     assert found["policy"]["retry_policy"]["max_retries"] == 2
+    assert found["policy"]["routing_requirements"]["required_capabilities"] == ["pdf"]
+    assert found["policy"]["budget_ids"] == [str(budget.budget_id)]
     assert found["deadline_at"] == "2100-01-01T00:00:00Z"
     given = (await client.get(f"{made.headers['Location']}/input")).json()
     assert given["input"] == {"base64": "/wA=", "encoding": "raw"}
