@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
+import warnings
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -745,3 +747,16 @@ async def test_a_flow_beside_a_worker_that_sleeps_is_prepared_and_runs_when_it_i
         claimed = await plain_engine.claim(**WORKER)
         assert claimed is not None
         assert str(claimed.flow_id) == run.id
+
+
+async def test_a_submission_without_a_wake_up_whose_connection_is_closed_leaves_no_coroutine_behind(
+    database: str,
+) -> None:
+    connection = await asyncpg.connect(database)
+    await connection.close()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(asyncpg.InterfaceError):
+            await bridge_asyncpg.create_execution(connection, execution_kind="test", wake=False)
+        gc.collect()
+    assert [str(one.message) for one in told if issubclass(one.category, RuntimeWarning)] == []

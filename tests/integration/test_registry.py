@@ -145,7 +145,7 @@ async def test_a_worker_that_was_forgotten_registers_again(
     plain_engine: ff.Engine, database: str, sql: SQL, clock: Clock, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flowfabric.worker")
-    async with ff.Worker(make_app(database), lease_ttl=1, poll=0.2, duties=False) as worker:
+    async with ff.Worker(make_app(database), lease_ttl=3, poll=0.2, duties=False) as worker:
         match how:
             case "marked dead":
                 await plain_engine.mark_worker_dead(worker.instance_id, reason="a mistake")

@@ -31,6 +31,7 @@ _FEW = 8
 _SECOND_LOOK = 0.05  # seconds after the poll that follows an announcement
 _LONG_SLEEP = 10.0  # seconds that a worker without work announces at a time
 _OVERLAP = 0.25  # seconds that an announcement lasts longer than its sleep, so that there is no gap before the next
+_LONGEST_SLEEP = 60.0 - _OVERLAP  # announcements end after a minute, however long they were to last
 
 
 class Claims:
@@ -182,8 +183,9 @@ class Claims:
         pause = worker.poll
         if is_told:
             if now >= self._announced_until or self._connection != self._announced_on:
-                await self._announce(limit)
-                return 0.0
+                if not await self._announce(limit):
+                    return 0.0
+                now = time.monotonic()
             # A transaction that looked for sleeping workers before the announcement may commit after our poll:
             # polls at growing intervals find its submission.
             pause = min(max(self._announced_until - now, 0.01), self._next_look, worker.poll)
@@ -197,15 +199,16 @@ class Claims:
         listener = self._worker.engine.listener
         return 0 if listener is None else listener.connections
 
-    async def _announce(self, slots: int) -> None:
+    async def _announce(self, slots: int) -> bool:
         """Announce a sleep; then comes a poll, and then the sleep: a submission after that poll sees the announcement.
 
-        A server that crashed has lost it, and the listener has a new connection then.
+        Returns whether no poll is needed, because the announcement before lasted until this one was made. A server that
+        crashed has lost it, and the listener has a new connection then.
         """
         worker = self._worker
-        now, connection = time.monotonic(), self._connection
-        sleeps_on = 0 < now - self._announced_until < _OVERLAP and connection == self._announced_on
-        span = max(worker.poll, _LONG_SLEEP) if sleeps_on else worker.poll
+        now, connection, before = time.monotonic(), self._connection, self._announced_until
+        sleeps_on = 0 <= now - before < _OVERLAP and connection == self._announced_on
+        span = min(max(worker.poll, _LONG_SLEEP) if sleeps_on else worker.poll, _LONGEST_SLEEP)
         lanes, at_most = list(worker.lanes), timedelta(seconds=span + _OVERLAP)
         serves: dict[str, Any] = {"slots": slots, "kinds": self._kinds, "capabilities": worker.capabilities}
         serves["namespace"] = worker.namespace
@@ -219,6 +222,7 @@ class Claims:
         if not sleeps_on:
             self._next_look = _SECOND_LOOK
         self._announced_until, self._announced_on = now + span, connection
+        return sleeps_on and time.monotonic() - before < _OVERLAP and connection == self._connection
 
 
 class Shares:
