@@ -339,7 +339,7 @@ async def test_show_names_the_task_that_tells_of_the_failure(engine: ff.Engine, 
     assert document["on_failure"] == {"task": "tell", "execution_id": str(hook.execution_id)}
 
 
-async def test_a_lost_lease_is_told_without_internals(engine: ff.Engine, clock: Clock, database: str) -> None:
+async def test_a_lost_lease_is_logged_without_internals(engine: ff.Engine, clock: Clock, database: str) -> None:
     held = await started(engine)
     await clock.advance(minutes=10)
     await engine.run_timers("lease")
@@ -422,7 +422,7 @@ async def test_the_beginning_of_an_id_is_enough_where_it_is_unique(engine: ff.En
         assert "at least 6 hex digits" in said.err or text == "", said
 
 
-async def test_an_unknown_id_is_answered_with_where_to_look(engine: ff.Engine, database: str) -> None:
+async def test_the_error_for_an_unknown_id_names_the_command_that_lists_ids(engine: ff.Engine, database: str) -> None:
     unknown = str(mint_uuid())
     for command in (["show"], ["cancel"], ["replay"], ["delete", "-y"], ["redact", "-y"]):
         said = await call(*command, unknown, dsn=database, code=1)
@@ -816,7 +816,7 @@ def test_a_failure_is_shown_without_the_module_of_its_exception(failure: str, sh
     assert _output.without_module(failure) == shown
 
 
-async def test_what_was_cancelled_before_is_not_counted_again(engine: ff.Engine, database: str) -> None:
+async def test_executions_cancelled_before_are_not_counted_again(engine: ff.Engine, database: str) -> None:
     target = await submit(engine)
     said = await call("cancel", target, dsn=database)
     assert (said.out, said.err) == ("1 cancelled\n", "")

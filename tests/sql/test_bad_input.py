@@ -416,7 +416,7 @@ ANYTHING = st.text(st.characters(codec=None, categories=None), max_size=40) | st
 FUZZ = settings(
     max_examples=sampling.examples(60),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
 )
 

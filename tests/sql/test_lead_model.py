@@ -17,23 +17,36 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
-from flowfabric._duties import lead
-from flowfabric._duties.delayed_promotion import DelayedPromotion
+from flowfabric._duties import ALL, Cascade, TimerRunner, lead
 from flowfabric._duties.lead import CASCADES, DUTIES, Leadership
-from flowfabric._duties.runner import TimerRunner
+from flowfabric._duties.timer import WokenDuty
 from flowfabric.errors import FlowFabricError, TransportError
+from flowfabric.values.execution import NewExecution
+from flowfabric.values.graph import NewEdge, NewNode
+from flowfabric.values.lease import Operator
+from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from tests import sampling
 from tests.databases import fresh_database
+from tests.support import WORKER
 
 LATE = 5.0  # seconds after which a group without a leader has one
 ROUND = 0.75  # seconds between the rounds of a leader
 START = datetime(2030, 1, 1, tzinfo=UTC)
-STEPS = 30
-RICH = 5  # the seed of a history in which everything happens
+STEPS = 60
+RICH = 3  # the seed of a history in which everything happens
 EVERYTHING = {
     "died leading ['duties']", "died leading ['cascades']", "died leading []", "duties without a leader",
-    "cascades without a leader", "stopped", "work was due",
+    "cascades without a leader", "stopped", "cascade was due", "delay was due", "deadline was due", "lease was due",
+    "attempt was due",
 }  # fmt: skip
+WOKEN = [duty for duty in ALL if issubclass(duty, WokenDuty)]
+# Each end beyond the first is left to the duties.
+CHAIN = [NewNode(name=f"n{n}", execution=NewExecution(execution_kind="member"),
+                 after=[NewEdge(upstream=f"n{n - 1}")] if n else []) for n in range(5)]  # fmt: skip
+DUE = """
+select distinct kind from flowfabric.timer where due_at <= flowfabric.now()
+union all select 'cascade' where exists (select from flowfabric.pending_cascade)
+"""
 
 
 class Died(BaseException):
@@ -71,7 +84,10 @@ class Process:
         self.world = world
         self.engine = Mortal(world.engine._database, None)
         self.leadership = Leadership(self.engine)
-        self.runner = TimerRunner(self.engine, [DelayedPromotion(self.engine)])
+        self.runners = {
+            DUTIES: TimerRunner(self.engine, [duty(self.engine) for duty in WOKEN]),
+            CASCADES: TimerRunner(self.engine, [Cascade(self.engine)]),
+        }
         self.stopping = asyncio.Event()
         self.looks_at = self.round_at = world.now
         self.able_at = 0.0  # when its stall, or the cut of its network, ends
@@ -112,10 +128,11 @@ class Process:
             self.sound_since = self.world.now if self.sound_since is None else self.sound_since
 
     async def round(self) -> None:
-        """Run the duties once if it leads them."""
+        """Run the duties that it leads once."""
         self.round_at = self.world.now + ROUND
-        if self.leads(DUTIES) and not self.engine.is_cut:
-            await self.runner.run_once()
+        for group, runner in self.runners.items():
+            if self.leads(group) and not self.engine.is_cut:
+                await runner.run_once()
 
     def leads(self, group: str) -> bool:
         return self.leadership.leads[group].is_set()
@@ -151,7 +168,7 @@ class World:
         self.led_at = dict.fromkeys((DUTIES, CASCADES), 0.0)
         self.leader: Process | None = None
         self.leader_since = 0.0
-        self.due_since: float | None = None
+        self.due_since: dict[str, float] = {}
         self.seen: set[str] = set()
 
     async def first_of(self, seconds: float, *events: asyncio.Event | None) -> None:
@@ -179,7 +196,7 @@ class World:
     async def die(self) -> None:
         """One dies in one of its next calls."""
         if one := self._any():
-            one.engine.calls_left = self.rng.randrange(6)
+            one.engine.calls_left = self.rng.randrange(10)
             one.engine.dies_after_commit = self.rng.random() < 0.5
 
     async def stall(self) -> None:
@@ -200,8 +217,22 @@ class World:
             one.has_looked = False
 
     async def submit(self) -> None:
-        delay = timedelta(seconds=self.rng.uniform(0, 10))
-        await self.engine.create_execution(execution_kind="test", delay_until=delay)
+        """Something becomes due, for one of the duties."""
+        span = timedelta(seconds=self.rng.uniform(1, 10))
+        match self.rng.choice(["delay", "deadline", "lease", "attempt", "cascade"]):
+            case "delay":
+                await self.engine.create_execution(execution_kind="test", delay_until=span)
+            case "deadline":
+                await self.engine.create_execution(execution_kind="test", execution_deadline_at=span)
+            case "cascade":
+                made = await self.engine.submit_flow(CHAIN)
+                await self.engine.cancel(Operator(made.nodes["n0"]), "enough")
+            case kind:
+                has_time = kind == "attempt"
+                timeout = TimeoutPolicy(attempt_timeout=span if has_time else None)
+                await self.engine.create_execution(execution_kind=kind, policy=ExecutionPolicy(timeout_policy=timeout))
+                ttl = timedelta(hours=1) if has_time else span
+                await self.engine.claim_many(limit=10, kinds=[kind], lease_ttl=ttl, **WORKER)
 
     async def wait(self) -> None:
         """Let time pass, and every process act when its time is come."""
@@ -256,12 +287,13 @@ class World:
                 self.seen.add(f"{group} without a leader")
             if group == DUTIES and (leaders[:1] or [None])[0] is not self.leader:
                 self.leader, self.leader_since = (leaders[:1] or [None])[0], self.now
-        due = await self.sql.fetchval("select count(*) from flowfabric.timer where due_at <= flowfabric.now()")
-        self.due_since = None if not due else self.now if self.due_since is None else self.due_since
-        if self.leader is not None and self.due_since is not None:
-            late = self.now - max(self.due_since, self.leader_since)
-            assert late <= 2 * ROUND + 0.1, f"due work is not done for {late:.1f} s though a process leads"
-            self.seen.add("work was due")
+        due = [row["kind"] for row in await self.sql.fetch(DUE)]
+        self.due_since = {kind: self.due_since.get(kind, self.now) for kind in due}
+        for kind, since in self.due_since.items():
+            if self.leader is not None:
+                late = self.now - max(since, self.leader_since)
+                assert late <= 2 * ROUND + 0.1, f"{kind} is not done for {late:.1f} s though a process leads"
+                self.seen.add(f"{kind} was due")
 
     async def end(self) -> None:
         for one in self.processes:
@@ -293,7 +325,7 @@ async def play(
     world = World(engine, sql, rng)
     monkeypatch.setattr(lead, "first_of", world.first_of)
     monkeypatch.setattr(lead, "random", rng)
-    await sql.execute("delete from flowfabric.lead; delete from flowfabric.timer")
+    await sql.execute("truncate flowfabric.lead, flowfabric.timer, flowfabric.pending_cascade")
     await world.set_clock()
     acts = [
         *[world.wait] * 6, *[world.start] * 3, *[world.submit] * 2, *[world.die] * 2,

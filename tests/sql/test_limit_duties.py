@@ -23,7 +23,7 @@ from flowfabric._duties import (
 )
 from flowfabric._duties.paged import PagedDuty
 from flowfabric._duties.runner import TimerRunner
-from flowfabric.errors import InvalidInput
+from flowfabric.errors import InvalidInput, Unavailable
 from flowfabric.values.budget import Reserved
 from flowfabric.values.ids import BudgetId, QuotaPolicyId
 from flowfabric.values.lease import Operator
@@ -310,7 +310,7 @@ async def test_the_reconciler_of_budgets_checks_a_page_in_each_round(plain_engin
     await sql.execute("update flowfabric.budget_spend set is_known = true where execution_id = $1", UUID(int=5))
     duty = BudgetReconciler(plain_engine)
     duty.batch, duty.allowance, duty.place = 1, 0, None
-    # One page of budgets and one of the ledger. A round goes on while it finds something.
+    # One page of budgets and one of the ledger. A round continues while it finds something.
     assert [await duty.run_once() for _ in range(6)] == [0, 1, 2, 0, 0, 0]
 
 
@@ -324,9 +324,26 @@ async def test_the_reconciler_of_budgets_removes_a_long_ledger_in_one_round(plai
     assert sum([await duty.run_once() for _ in range(2)]) == 5
 
 
+@pytest.mark.parametrize("kind", [BudgetReconciler, EdgeRepair, QuotaReconciler])
+async def test_a_page_that_fails_each_time_keeps_nobody_from_those_behind_it(kind: type[PagedDuty[Any]]) -> None:
+    class Failing(kind):  # type: ignore[misc, valid-type]
+        async def page(self, after: object) -> tuple[int, object]:
+            seen.append(after)
+            raise Unavailable("read_events", "damaged")
+
+        run_once = PagedDuty.run_once
+
+    seen: list[object] = []
+    duty = Failing(cast("Any", None))
+    for _ in range(20):
+        with pytest.raises(Unavailable):
+            await duty.run_once()
+    assert len(set(seen)) > 1
+
+
 @pytest.mark.parametrize("kind", [BudgetReconciler, EdgeRepair, QuotaReconciler, Unblock])
 async def test_a_round_goes_around_once_from_wherever_it_begins(kind: type[PagedDuty[Any]]) -> None:
-    """It ends earlier once its allowance is used up, and the next one goes on from there."""
+    """It ends earlier once its allowance is used up, and the next one continues from there."""
 
     class Counting(kind):  # type: ignore[misc, valid-type]
         async def page(self, after: int | None) -> tuple[int, int | None]:
@@ -346,6 +363,9 @@ async def test_a_round_goes_around_once_from_wherever_it_begins(kind: type[Paged
     for _ in range(3):
         await duty.run_once()
     assert seen[12:] == [0, 1, 2]
+    duty.place = 4
+    await duty.run_once()
+    assert seen[15:] == [4, 0], "a last page that finds nothing ends no round: what there is may be before it"
     first, *others = [Counting(cast("Any", None)).place for _ in range(20)]
     assert any(one != first for one in others) or kind is Unblock, "a process begins anywhere"
 

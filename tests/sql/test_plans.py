@@ -16,6 +16,7 @@ import flowfabric as ff
 from flowfabric._duties.lead import CASCADES, DUTIES
 from flowfabric._postgres import statements
 from flowfabric.engine.acting import Actor
+from flowfabric.engine.edges import EdgePlace
 from flowfabric.engine.timers import TimerKind
 from flowfabric.errors import FlowFabricError
 from flowfabric.values.attempt import Claimed, Failure
@@ -23,7 +24,7 @@ from flowfabric.values.binding import Bind
 from flowfabric.values.budget import Report, Reserve, Reserved, Settle, Usage
 from flowfabric.values.bulk import ExecutionFilter
 from flowfabric.values.conditions import all_of, any_of, count_signals, from_sources, on
-from flowfabric.values.event import EventCursor
+from flowfabric.values.event import EventCursor, EventFilter
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.flow import Edge
 from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
@@ -32,7 +33,9 @@ from flowfabric.values.joins import AnyOf, OnSatisfied
 from flowfabric.values.kept_answer import AnswerKey
 from flowfabric.values.lease import Operator
 from flowfabric.values.operator_audit import AuditFilter
+from flowfabric.values.page import ScannerFilter
 from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.quota import QuotaPlace
 from flowfabric.values.step import NewStep
 from flowfabric.values.stream import START, BestEffortLive, DurableSummary, NewFrame
 from flowfabric.values.wait import Fresh
@@ -999,6 +1002,59 @@ CALLS = [
     Call("stop_bulk", 1, lambda g: g.engine.stop_bulk(BULK)),
     Call("list_failures", N, lambda g: g.engine.list_failures(states=["cancelled", "failed"], most=N)),
     Call("list_failures", 5, lambda g: g.engine.list_failures(states=["cancelled", "failed"], most=5)),
+    # lists with filters, and pages in the middle
+    Call("find", N, lambda g: g.engine.find_executions(namespace="space", kinds=["waiting"], tag=("a.b", "c"))),
+    Call("find", 50 * N, lambda g: g.engine.find_executions(namespace="none", lane_ids=["far"])),
+    Call("find", 2 * N, lambda g: g.engine.find_executions(states=["cancelled"], namespace="", kinds=["cancelled"])),
+    Call("find", 2 * N, lambda g: g.engine.find_executions(flow_id=g.wide.flow_id, states=["failed"])),
+    Call("list_failures", N, lambda g: g.engine.list_failures(
+        states=["cancelled"], namespaces=["", "space"], lane_ids=["default"], kinds=["cancelled"], most=N)),
+    Call("list_failures", 3 * N, lambda g: g.engine.list_failures(states=["cancelled"], tag=("a.b", "none"), most=N)),
+    Call("list_held", N, lambda g: g.engine.list_held(g.full, kinds=["full"], namespace="", limit=N)),
+    Call("list_held", 2 * N, lambda g: g.engine.list_held(g.full, tag=("a.b", "none"), limit=10)),
+    Call("list_held", 2 * N, lambda g: g.engine.list_held(g.full, flow_id=g.wide.flow_id, limit=10)),
+    Call("list_held", 2 * N, lambda g: g.engine.list_held(g.full, parent_id=g.family.execution_id, limit=10)),
+    Call("list_budgets", 10, lambda g: g.engine.list_budgets(limit=10)),
+    Call("list_budgets", N, lambda g: g.engine.list_budgets(exhausted=True, limit=10)),
+    Call("list_budgets", N, lambda g: g.engine.list_budgets(scope_type="a", scope_id="b", limit=10)),
+    Call("list_budgets", 10, lambda g: g.engine.list_budgets(owner_id=g.waiting[3], limit=10)),
+    Call("list_spend", 1, lambda g: g.engine.list_spend(g.spent, execution_id=g.spending[3].execution_id, limit=10)),
+    Call("list_quota_keys", 10, lambda g: g.engine.list_quota_keys(g.keyed, limit=10)),
+    Call("list_quota_policies", 4 * N, lambda g: g.engine.list_quota_policies(name_prefix="ro", limit=10)),
+    Call("list_bindings", 10, lambda g: g.engine.list_bindings(limit_id=g.keyed, limit=10)),
+    Call("list_operator_audit", 10, lambda g: g.engine.list_operator_audit(before=N, limit=10)),
+    Call("list_operator_audit", 3 * N, lambda g: g.engine.list_operator_audit(
+        AuditFilter(operation="none", outcome="ok"), limit=10)),
+    Call("list_api_keys", 10, lambda g: g.engine.list_api_keys(usable=True, limit=10)),
+    Call("list_waits", 3 * N, lambda g: g.engine.list_waits(namespace="none", limit=10)),
+    Call("list_waits", 3 * N, lambda g: g.engine.list_waits(lane_id="none", waitpoint_key="k", limit=10)),
+    Call("list_schedules", 3 * N, lambda g: g.engine.list_schedules(namespace="none", limit=10)),
+    Call("list_expired_leases", N, lambda g: g.engine.list_expired_leases(namespace="", limit=10), an_hour_later),
+    Call("lane_stats", 12 * N, lambda g: g.engine.lane_stats(["far"])),
+    Call("read_steps", N, lambda g: g.engine.read_steps(ids(g.held), all_generations=True)),
+    Call("read_usage", N, lambda g: g.engine.read_usage(g.family.execution_id)),
+    Call("read_members", N, lambda g: g.engine.list_flow_members(g.wide.flow_id, results=True), flow_ended),
+    Call("list_events", 10 * N, lambda g: g.engine.list_events(g.done[3].execution_id, after=EventCursor(1), limit=10)),
+    Call("read_events", 25 * N, lambda g: g.engine.read_events(filter=EventFilter(kind="none"))),
+    Call("read_events", 25 * N, lambda g: g.engine.read_events(
+        filter=EventFilter(execution_id=g.done[3].execution_id))),
+    # rounds of duties that begin in the middle
+    Call("unblock_limited", 10, lambda g: g.engine.unblock_limited(after=(g.full, ""))),
+    Call("unblock_limited", N, lambda g: g.engine.unblock_limited(
+        after=(UUID(int=0), ""), filter=ScannerFilter(namespace="none"))),
+    Call("reconcile_quotas", N, lambda g: g.engine.reconcile_quotas(after=QuotaPlace(g.keyed, "250"), limit=100)),
+    Call("reconcile_budgets", 100, lambda g: g.engine.reconcile_budget_counters(
+        after=g.spent, spent_after=g.waiting[3], limit=100)),
+    Call("reconcile_edges", N, lambda g: g.engine.reconcile_edges(
+        EdgePlace(home(g.wide.flow_id), g.wide.flow_id, g.wide.nodes["m7"]), limit=100), first_ended),
+    Call("reconcile_edges", N, lambda g: g.engine.reconcile_edges(
+        limit=100, filter=ScannerFilter(instance_tag=("a.b", "none"))), first_ended),
+    Call("cancel_siblings", N, lambda g: g.engine.cancel_siblings(g.choice.flow_id, g.choice.nodes["y"]), one_chosen),
+    Call("cancel_children", N, lambda g: g.engine.cancel_children(g.family.execution_id), family_cancelled),
+    Call("run_timers", N, lambda g: g.engine.run_timers(
+        T.LEASE, filter=ScannerFilter(namespace="none")), an_hour_later),
+    Call("dispatch_cascades", N, lambda g: g.engine.dispatch_cascades(filter=ScannerFilter(namespace="none")),
+         middle_ended),
     # the deployment
     Call("deployment_info", 1, lambda g: g.engine._fetch(statements.DEPLOYMENT_INFO)),
     Call("server_time_ms", 1, lambda g: g.engine.server_time_ms()),
@@ -1110,6 +1166,45 @@ async def too_much(ground: Ground, call: Call) -> dict[str, str]:
         for what, found, most in (("rows", engine.handled, allowed), ("pages", pages, 2 * allowed))
         if found > most
     }
+
+
+# Open suspensions in a partition, each since another moment.
+OPEN = """
+insert into flowfabric.suspension
+    (partition, id, number, suspension_id, attempt_index, attempt_id, lease_id, lease_epoch, waitpoint_ids,
+     waitpoint_keys, reason_code, requested_by, resume_condition, resume_policy, suspended_at, is_early)
+select $1, gen_random_uuid(), 1, gen_random_uuid(), 0, gen_random_uuid(), gen_random_uuid(), 1, '{}', '{}',
+       'waiting_for_signal', 'worker', '{}', '{}', flowfabric.now() - n * interval '1 s', false
+from generate_series(1, 20000) n
+"""
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("statistics", STATISTICS)
+async def test_a_suspension_is_found_among_many_of_its_partition(ground: Ground, statistics: str) -> None:
+    engine = ground.engine
+    await ground.sql.execute("analyze")
+    await ground.sql.execute(STATISTICS[statistics])
+    read: dict[str, list[int]] = {}
+
+    async def counted(name: str, call: Awaitable[Any]) -> None:
+        await engine.count()
+        await call
+        read.setdefault(name, []).append(await engine.pages())
+
+    for others in (False, True):
+        for ends in ("deliver", "resume"):
+            async with engine.undone():
+                held, points = await ground.pending("alone", 0, "k")
+                if others:
+                    await ground.sql.execute(OPEN, home(held.execution_id))
+                await counted("suspend", engine.suspend_on(held.handle, points, on("k")))
+                await counted("expire", engine.expire_suspension(held.execution_id))
+                if ends == "deliver":
+                    await counted(ends, ground.send(held, points[0]))
+                else:
+                    await counted(ends, engine.resume_execution(held.execution_id))
+    assert not [name for name, pages in read.items() if max(pages) > min(pages) + 50], read
 
 
 MANY = 1_000_000

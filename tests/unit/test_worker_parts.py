@@ -11,6 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,11 +21,12 @@ from hypothesis import strategies as st
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError, Interrupted, InvalidInput, TransportError
 from flowfabric.values.checks import check_worker
+from flowfabric.worker import claims
 from flowfabric.worker.batching import Batcher
-from flowfabric.worker.claims import Shares, lane_weights
+from flowfabric.worker.claims import Claims, Shares, lane_weights
 from flowfabric.worker.runners.threads import Interruptible, Threads
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 100), min_size=1)
 
 
@@ -57,6 +60,81 @@ def test_each_lane_is_first_to_take_leftovers_as_often_as_its_weight_says(weight
 def test_lanes_that_make_no_sense_are_refused(lanes: object) -> None:
     with pytest.raises(InvalidInput):
         lane_weights(lanes)  # type: ignore[arg-type]
+
+
+# Sleeping
+
+
+class Asleep:
+    """A worker without work, in a time of its own: each claim and announcement takes as long as the test says."""
+
+    concurrency, lanes, serving, capabilities, namespace = 10, {"default": 1}, ["a"], frozenset[str](), None
+    worker_id = instance_id = "w"
+    lease_ttl, poll = timedelta(seconds=30), 1.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.takes = 0.0
+        self.reconnects = False
+        self.calls: list[str] = []
+        self.engine = self.registration = self.listener = self
+        self.connections = 1
+        monkeypatch.setattr(claims, "time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def due(self) -> None:
+        """No heartbeat is due."""
+
+    async def claim_many(self, lane: str, **given: Any) -> list[Any]:
+        self.calls.append("claim")
+        return []
+
+    async def sleep_for_work(self, lanes: list[str], at_most: timedelta, **given: Any) -> datetime:
+        self.calls.append("announce")
+        self.announced_until = self.now + min(at_most.total_seconds(), 60.0)  # the database's bound
+        self.now += self.takes
+        self.connections += self.reconnects
+        return datetime.now(UTC)
+
+    async def after_the_second_announcement(self) -> float:
+        """Sleep as long as the worker does; returns how long it sleeps after it has announced a second sleep."""
+        mine = Claims(self)  # type: ignore[arg-type]
+        pause = 0.0
+        while self.calls.count("announce") < 2:
+            self.now += pause
+            assert "announce" not in self.calls or self.now < self.announced_until
+            pause = await mine._round(10, True)
+        assert self.now + pause < self.announced_until
+        return pause
+
+
+async def test_a_worker_that_announces_its_next_sleep_in_time_does_not_poll_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = Asleep(monkeypatch)
+    assert await worker.after_the_second_announcement() > 0
+    assert worker.calls[:3] == ["claim", "announce", "claim"], "after the first one it does"
+
+
+@pytest.mark.parametrize("poll", [0.05, 30.0, 59.9, 600.0])
+async def test_a_worker_with_any_poll_never_sleeps_without_an_announcement(
+    monkeypatch: pytest.MonkeyPatch, poll: float
+) -> None:
+    worker = Asleep(monkeypatch)
+    worker.poll = poll
+    assert await worker.after_the_second_announcement() > 0
+
+
+@pytest.mark.parametrize("why", ["too late", "reconnected"])
+async def test_a_worker_whose_announcement_had_a_gap_polls_again(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    worker = Asleep(monkeypatch)
+    if why == "too late":
+        worker.takes = 0.3
+    else:
+        worker.reconnects = True
+    assert await worker.after_the_second_announcement() == 0
 
 
 # Threads

@@ -23,9 +23,11 @@ class BudgetReconciler(PagedDuty[Place]):
 
     def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
         super().__init__(engine, filter=filter)
-        self.place = uuid4(), uuid4()  # anywhere: those that led before may never have come to the end
         self._wrong: dict[UUID | None, tuple[int, str | None]] = {}  # in this pass, by page
         self._reported: dict[UUID | None, tuple[int, str | None]] = {}  # in the pass before
+
+    def anywhere(self) -> Place:
+        return uuid4(), uuid4()
 
     async def run_once(self) -> int:
         """Collect reservations, then check budgets and their ledger."""

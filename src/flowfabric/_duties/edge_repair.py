@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import random
 from datetime import timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from flowfabric._duties.paged import PagedDuty
-from flowfabric.engine import Engine
 from flowfabric.engine.edges import EdgePlace
-from flowfabric.values.page import ScannerFilter
 
 log = logging.getLogger("flowfabric.duties")
 
@@ -20,10 +18,8 @@ class EdgeRepair(PagedDuty[EdgePlace]):
 
     interval = timedelta(seconds=15)
 
-    def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
-        super().__init__(engine, filter=filter)
-        # Anywhere: those that led before may never have come to the end.
-        self.place = EdgePlace(random.randrange(256), UUID(int=0), UUID(int=0))  # noqa: S311
+    def anywhere(self) -> EdgePlace:
+        return EdgePlace(random.randrange(256), uuid4(), UUID(int=0))  # noqa: S311
 
     async def page(self, after: EdgePlace | None) -> tuple[int, EdgePlace | None]:
         done, place = await self.engine.reconcile_edges(after, limit=self.batch, filter=self.filter)

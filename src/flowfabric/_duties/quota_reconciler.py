@@ -7,8 +7,6 @@ from datetime import timedelta
 from uuid import uuid4
 
 from flowfabric._duties.paged import PagedDuty
-from flowfabric.engine import Engine
-from flowfabric.values.page import ScannerFilter
 from flowfabric.values.quota import QuotaPlace
 
 log = logging.getLogger("flowfabric.duties")
@@ -19,9 +17,8 @@ class QuotaReconciler(PagedDuty[QuotaPlace]):
 
     interval = timedelta(seconds=30)
 
-    def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
-        super().__init__(engine, filter=filter)
-        self.place = QuotaPlace(uuid4(), "")  # anywhere: those that led before may never have come to the end
+    def anywhere(self) -> QuotaPlace:
+        return QuotaPlace(uuid4(), "")
 
     async def page(self, after: QuotaPlace | None) -> tuple[int, QuotaPlace | None]:
         done = await self.engine.reconcile_quotas(after=after, limit=self.batch)

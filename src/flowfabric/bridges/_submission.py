@@ -8,7 +8,8 @@ a flow, which must be of the flow's partition, cost a second one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, Required, TypeAlias, TypedDict, TypeVar, Unpack
@@ -124,19 +125,19 @@ class Transaction:
         find the executions when they next poll, and duties their delays and deadlines.
         """
         check_batch(items)
-        return await self._waking(wake, self._create_many(items))
+        async with self._waking(wake):
+            return await self._create_many(items)
 
-    async def _waking(self, wake: bool, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work`; with `wake=False` its statements notify no process."""
+    @asynccontextmanager
+    async def _waking(self, wake: bool) -> AsyncIterator[None]:
+        """With `wake=False` the statements in it notify no process."""
         if type(wake) is not bool:
-            work.close()
             raise InvalidInput(f"got {wake!r}", field="wake", allowed="True or False")
-        if wake:
-            return await work
-        await self._execute(statements.set_wake(self._mark), ["off"])
-        found = await work
-        await self._execute(statements.set_wake(self._mark), ["on"])
-        return found
+        if not wake:
+            await self._execute(statements.set_wake(self._mark), ["off"])
+        yield
+        if not wake:
+            await self._execute(statements.set_wake(self._mark), ["on"])
 
     async def _create_many(self, items: Sequence[NewExecution]) -> list[Verdict]:
         partitions = None
@@ -181,17 +182,14 @@ class Transaction:
     ) -> FlowSubmitted:
         """See `Engine.submit_flow`, and `create_many` for `wake`. The last bits of all ids are those of the flow's."""
         call = GrowCall(flow_id, nodes, PARTITION_VALUES, is_new=True, kind=flow_kind, namespace=namespace, tags=tags)
-        grown = await self._waking(wake, self._rows(statements.grow_flow(self._mark), call.args))
-        code, place = grown[0]
+        async with self._waking(wake):
+            code, place = (await self._execute(statements.grow_flow(self._mark), call.args))[0]
         if code == "ok":
             return FlowSubmitted(flow_id=flow_id, nodes=call.nodes)
         if code != "exists":
             raise call.refusal(code, place)
         members = await self._execute(statements.read_nodes(self._mark), [flow_id])
         return FlowSubmitted(flow_id=flow_id, nodes={node: ExecutionId(uuid) for uuid, node in members}, existed=True)
-
-    async def _rows(self, statement: str, args: list[Any]) -> Rows:
-        return await self._execute(statement, args)
 
 
 def _bits(uuid: UUID) -> int:

@@ -148,7 +148,7 @@ class FlowRun:
         return self
 
     async def usage(self) -> FlowUsage:
-        """What its nodes and all that they submitted used and hold: in all, by budget, by node and by execution."""
+        """Return what its nodes and all they submitted used and hold: in all, by budget, by node and by execution."""
         members = await self._members()
         found = usage_of(await (await self._client()).engine.read_usage(self.flow_id))
         return FlowUsage(

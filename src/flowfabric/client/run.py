@@ -154,7 +154,7 @@ class Run(Generic[R_co]):
         return await (await self._client()).engine.read_summary(self.execution_id, attempt)
 
     async def usage(self) -> RunUsage:
-        """What it and everything that it submitted used and hold: in all, by budget and by execution."""
+        """Return what it and all that it submitted used and hold: in all, by budget and by execution."""
         return await (await self._client()).usage(self.execution_id)
 
     async def budget(self) -> BudgetStatus | None:

@@ -197,7 +197,7 @@ def _is_shallow(value: Any) -> bool:
 
 
 def step_result(step: Step, codecs: Codecs | None) -> Any:
-    """What a step recorded: the value of a step, the signals of a wait, the end of the execution it waited for."""
+    """The recorded data: the value of a step, the signals of a wait, the end of the execution it waited for."""
     if step.kind == "wait":
         return _waited_for(step, codecs)
     stored = payload_or_problem(step.result, step.encoding, codecs, step.execution_id)

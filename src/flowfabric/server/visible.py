@@ -1,4 +1,4 @@
-"""What a caller may see of a record: leases only operators, payloads only keys that do not hide them.
+"""The part of a record that a caller may see: leases only operators, payloads only keys that do not hide them.
 
 The id of a lease is the right to report in its name, so it is shown only where the caller could take the lease away.
 """

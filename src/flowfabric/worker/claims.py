@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from flowfabric._waiting import first_of
-from flowfabric.errors import Contention, FlowFabricError, InvalidInput, WorkerAtCapacity
+from flowfabric.errors import Contention, Corruption, FlowFabricError, InvalidInput, WorkerAtCapacity
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.checks import check_lane
 from flowfabric.values.grant import ClaimGrant, GrantNotFound, ReclaimGrant, ResumeGrant
@@ -30,7 +30,9 @@ _MAX_PAUSE = 5.0
 _FEW = 8
 _SECOND_LOOK = 0.05  # seconds after the poll that follows an announcement
 _LONG_SLEEP = 10.0  # seconds that a worker without work announces at a time
+_DENIED_LONG = 0.2  # seconds after which a claim that moves denied executions aside returns without having seen all
 _OVERLAP = 0.25  # seconds that an announcement lasts longer than its sleep, so that there is no gap before the next
+_LONGEST_SLEEP = 60.0 - _OVERLAP  # announcements end after a minute, however long they were to last
 
 
 class Claims:
@@ -40,6 +42,7 @@ class Claims:
         self._worker = worker
         self._trouble = 0
         self._is_reported = False  # the log says that claims fail
+        self._damage = ""  # what the log says is damaged
         self._asleep: datetime | None = None  # until when submissions see that this worker sleeps
         self._announced_until = 0.0
         self._announced_on = -1  # the listener's connection number
@@ -48,6 +51,8 @@ class Claims:
         self._shares = Shares(worker.lanes)
         self._kinds = worker.serving
         self.idle_since: float | None = None
+        self._asked_at = 0.0  # when the last claim that was answered began
+        self._again = asyncio.Event()
         self._reserved = 0  # slots of grants that are being consumed
 
     async def consume(self, grant: ClaimGrant) -> ExecutionId:
@@ -144,6 +149,7 @@ class Claims:
                     continue
                 if woken is not None:
                     woken.clear()
+                self._again.clear()
                 try:
                     pause = await self._round(min(free, most), woken is not None)
                 except Exception as error:
@@ -159,13 +165,21 @@ class Claims:
                 else:
                     self._has_slept = pause > 0
                     if pause:
-                        await first_of(pause, worker.stopping, woken)
+                        await first_of(pause, worker.stopping, woken, self._again)
 
     async def _round(self, limit: int, is_told: bool) -> float:
         """Claim once; returns how long to sleep. `is_told`: submissions notify workers that announced a sleep."""
         worker = self._worker
         asked = time.monotonic()
-        claimed = await self.claim(limit)
+        try:
+            claimed = await self.claim(limit)
+            self._damage = self._damage if claimed else ""
+        except Corruption as error:
+            # All that waits needs something that is damaged. Other work still wakes this worker at once.
+            if str(error) != self._damage:
+                log.warning("executions are not claimed: %s", error)
+            self._damage, claimed = str(error), []
+        self._asked_at = asked
         if self._is_reported:
             log.info("claims work again")
         self._trouble, self._is_reported = 0, False
@@ -182,30 +196,41 @@ class Claims:
         pause = worker.poll
         if is_told:
             if now >= self._announced_until or self._connection != self._announced_on:
-                await self._announce(limit)
-                return 0.0
+                if not await self._announce(limit):
+                    return 0.0
+                now = time.monotonic()
             # A transaction that looked for sleeping workers before the announcement may commit after our poll:
             # polls at growing intervals find its submission.
             pause = min(max(self._announced_until - now, 0.01), self._next_look, worker.poll)
             self._next_look *= 5
+        elif now - asked >= _DENIED_LONG:
+            pause = min(pause, now - asked)  # there may be work behind what is denied; a server that is just slow rests
         if self.idle_since is None:
             self.idle_since = now
         return pause
+
+    async def look(self) -> None:
+        """Wait for the answer to a claim that begins after this call."""
+        begun = time.monotonic()
+        while self._asked_at <= begun and not self._worker.stopping.is_set():
+            self._again.set()
+            await asyncio.sleep(0.005)
 
     @property
     def _connection(self) -> int:
         listener = self._worker.engine.listener
         return 0 if listener is None else listener.connections
 
-    async def _announce(self, slots: int) -> None:
+    async def _announce(self, slots: int) -> bool:
         """Announce a sleep; then comes a poll, and then the sleep: a submission after that poll sees the announcement.
 
-        A server that crashed has lost it, and the listener has a new connection then.
+        Returns whether no poll is needed, because the announcement before lasted until this one was made. A server that
+        crashed has lost it, and the listener has a new connection then.
         """
         worker = self._worker
-        now, connection = time.monotonic(), self._connection
-        sleeps_on = 0 < now - self._announced_until < _OVERLAP and connection == self._announced_on
-        span = max(worker.poll, _LONG_SLEEP) if sleeps_on else worker.poll
+        now, connection, before = time.monotonic(), self._connection, self._announced_until
+        sleeps_on = 0 <= now - before < _OVERLAP and connection == self._announced_on
+        span = min(max(worker.poll, _LONG_SLEEP) if sleeps_on else worker.poll, _LONGEST_SLEEP)
         lanes, at_most = list(worker.lanes), timedelta(seconds=span + _OVERLAP)
         serves: dict[str, Any] = {"slots": slots, "kinds": self._kinds, "capabilities": worker.capabilities}
         serves["namespace"] = worker.namespace
@@ -219,6 +244,7 @@ class Claims:
         if not sleeps_on:
             self._next_look = _SECOND_LOOK
         self._announced_until, self._announced_on = now + span, connection
+        return sleeps_on and time.monotonic() - before < _OVERLAP and connection == self._connection
 
 
 class Shares:

@@ -16,7 +16,7 @@ from flowfabric.errors import Contention, ExecutionNotActive, InvalidInput, Unav
 from flowfabric.server import problems, visible
 from flowfabric.server.answers import etag
 from flowfabric.server.call import Answer, Call
-from flowfabric.server.new_execution import check_arguments
+from flowfabric.server.new_execution import check_arguments, refuse_arguments
 from flowfabric.server.operation import MEDIUM, Operation, Repeats, Scope, Within
 from flowfabric.server.versions import check_match, unchanged
 from flowfabric.values.attempt import Cancelled
@@ -45,7 +45,8 @@ class ReplayExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ForkExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`before_step` is the name of a recorded step, `n` how often the handler used it before; None keeps every step.
 
-    `arguments` are replaced by name; the others stay.
+    `arguments` are replaced by name; the others stay. A server that does not know the task takes only arguments that
+    the execution was submitted with.
     """
 
     before_step: str | None = None
@@ -166,7 +167,10 @@ async def fork_execution(call: Call) -> Forked:
 
 
 async def _replaced(call: Call, target: ExecutionId, given: dict[str, Any]) -> tuple[bytes, str | None]:
-    """The arguments of an execution with some replaced. Those that cannot be read here have to be given."""
+    """The arguments of an execution with some replaced. Those that cannot be read here have to be given.
+
+    Without its task nothing says which other arguments there are: only those that it was submitted with are taken.
+    """
     try:
         context = await call.engine.read_execution_context(target)
     except InvalidInput:
@@ -179,12 +183,15 @@ async def _replaced(call: Call, target: ExecutionId, given: dict[str, Any]) -> t
     if encoding is None and stored:
         with contextlib.suppress(msgspec.DecodeError):
             known = msgspec.json.decode(stored)
-    if not isinstance(known, dict) or known.keys() == {"given", "wanted"}:  # results of other nodes of a flow
+    is_known = encoding is None and isinstance(known, dict) and known.keys() != {"given", "wanted"}
+    if not is_known:  # encoded, or results of other nodes of a flow
         known = {}
     payload = msgspec.json.encode({**known, **given})
     task = None if app is None else app.find_task(context.execution_kind)
     if task is not None:
         check_arguments(task.signature, payload)
+    elif is_known and given.keys() - known.keys():
+        refuse_arguments(sorted(given.keys() - known.keys()), known)
     return (payload, None) if codecs is None else codecs.seal(payload, None)
 
 

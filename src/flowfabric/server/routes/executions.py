@@ -107,7 +107,7 @@ class ExecutionState(Struct, frozen=True, kw_only=True):
 
 
 class ExecutionInput(Struct, frozen=True, kw_only=True):
-    """What an execution was submitted with: a JSON value (the arguments of a task by name), or base64."""
+    """The input of an execution: a JSON value (the arguments of a task by name), or base64."""
 
     execution_id: ExecutionId
     execution_kind: str

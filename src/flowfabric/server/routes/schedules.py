@@ -37,7 +37,7 @@ class ListSchedules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PutSchedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is submitted, and when: `cron` with its `timezone`, or `every_seconds` counted from `anchor`.
+    """A submission, and when to make it: `cron` with its `timezone`, or `every_seconds` counted from `anchor`.
 
     `catch_up`: what happens to times that passed while nothing ran: nothing, one submission, or one each. `overlap`:
     what happens at a time at which the last execution has not ended; left out, another one is submitted.

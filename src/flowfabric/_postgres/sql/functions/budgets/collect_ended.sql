@@ -58,7 +58,7 @@ begin
 end;
 $$;
 
--- has_ended: whether an end left a reservation of a sound budget. It goes on only past budgets that are damaged.
+-- has_ended: whether an end left a reservation of a sound budget. It continues only past budgets that are damaged.
 create or replace function flowfabric.has_ended() returns boolean
 language sql stable as $$
     with recursive marked as (

@@ -18,25 +18,24 @@ language plpgsql as $$
 declare
     v_number bigint;
     v_slot smallint;
-    v_announced boolean;
+    v_is_announced boolean;
 begin
     if current_setting('flowfabric.epoch', true) is distinct from 'known' then
         perform flowfabric.begin_epoch();
     end if;
-    select n.last_value, flowfabric.slot_at(p_at, d.event_retention) into v_number, v_slot
-    from flowfabric.event_number n, flowfabric.deployment d;
+    select n.last_value, flowfabric.slot_of(p_at, d.event_retention) into v_number, v_slot
+    from flowfabric.event_number n cross join flowfabric.deployment d;
     for i in 0 .. 99 loop
-        v_announced := pg_try_advisory_xact_lock_shared(flowfabric.log_key(greatest(v_number - i, 0)));
-        exit when v_announced;
+        v_is_announced := pg_try_advisory_xact_lock_shared(flowfabric.log_key(greatest(v_number - i, 0)));
+        exit when v_is_announced;
     end loop;
     -- A session that may only connect holds them all: announce that any number may follow. Readers wait for the end of
     -- this transaction.
-    while not v_announced loop
-        v_announced := pg_try_advisory_xact_lock_shared((7084::bigint << 48) | floor(random() * (1::bigint << 48))::bigint);
+    while not v_is_announced loop
+        v_is_announced := pg_try_advisory_xact_lock_shared((7084::bigint << 48) | floor(random() * (1::bigint << 48))::bigint);
     end loop;
-    -- Processes that follow the log and sleep are notified; under load none does. After the announcement: one that goes to
-    -- sleep now and reads the log before it is made is found here.
-    -- The clock is read in a subquery, once: compared with a volatile function, the index would be read from its beginning.
+    -- Notify the processes that follow the log and sleep; under load none does. The clock is read in a subquery, once:
+    -- compared with a volatile function, the index would be read from its beginning.
     perform pg_notify('flowfabric_' || f.instance, 'events')
     from flowfabric.follower f where f.until > (select clock_timestamp());
     return v_slot;

@@ -13,8 +13,9 @@ language sql stable security definer as $$
     select b.id, r.kind, r.lane, e.namespace, b.limit_id, b.limit_key, b.rank, b.created_at, b.blocked_at, b.retry_at, flowfabric.all_needs(b.needs, b.limit_id),
            e.blocking_detail
     from flowfabric.blocked b
-    join flowfabric.execution e on e.partition = b.partition and e.id = b.id
-    join flowfabric.route r on r.id = e.route
+    -- Each by its key: with a filter the planner might begin with a flow, or the children of a parent.
+    cross join lateral (select x.* from flowfabric.execution x where x.partition = b.partition and x.id = b.id offset 0) e
+    cross join lateral (select x.kind, x.lane from flowfabric.route x where x.id = e.route offset 0) r
     where b.limit_id = p_limit and (p_key is null or b.limit_key = p_key collate "C")
       and (p_after is null
            or (b.limit_key, b.rank, b.created_at, b.id) > (p_after collate "C", p_rank, p_created, p_held))
