@@ -669,6 +669,8 @@ CALLS = [
         g.stepped.execution_id, before_step=("step 2 7", 0)), stepped_ended),
     Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id])),
     Call("read_steps", N, lambda g: g.engine.read_steps(ids(g.held))),
+    # No index has the order in which they were recorded: all steps of the execution are looked at.
+    Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id], limit=5)),
     # streams
     Call("append_frames", N, lambda g: g.engine.append_frames(
         [(one.handle, NewFrame(payload=b"x")) for one in g.held])),
@@ -806,6 +808,7 @@ CALLS = [
     Call("read_result", 1, lambda g: g.engine.read_result(g.done[3].execution_id)),
     Call("read_payload", 1, lambda g: g.engine.read_execution_context(g.done[3].execution_id)),
     Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id)),
+    Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id, after=0, limit=5)),
     Call("list_partition", 50, lambda g: g.engine.list_executions(home(g.wide.flow_id))),
     Call("find", 100, lambda g: g.engine.find_executions()),  # the newest of each of a thousand kinds
     Call("find", 100, lambda g: g.engine.find_executions(lane_ids=["far"])),
@@ -888,6 +891,7 @@ CALLS = [
     Call("list_budgets", 10, lambda g: g.engine.list_budgets(prefix="other", limit=10)),
     Call("list_spend", 10, lambda g: g.engine.list_spend(g.spent, limit=10)),
     Call("read_usage", 1, lambda g: g.engine.read_usage(g.spending[0].execution_id)),
+    Call("read_usage", 1, lambda g: g.engine.read_usage(g.spending[0].execution_id, limit=5)),
     # limits by name, and what they hold
     Call("find_limits", 2, lambda g: g.engine.find_limits(["spent"], ["full"])),
     Call("list_held", 10, lambda g: g.engine.list_held(g.full, limit=10)),
