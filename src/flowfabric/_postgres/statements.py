@@ -218,7 +218,7 @@ REPORT_USAGE_ADMIN = _rows("report_usage_admin", 4, _USED)
 RECORD_SPEND = _rows("record_spend", 6, _USED)
 CREATE_BUDGET = _rows("create_budget", 13, "code, id")
 UPDATE_BUDGET = _rows(
-    "update_budget", 12, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
+    "update_budget", 13, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
 )
 READ_BUDGETS = _rows("read_budgets", 1, _BUDGET)
 LIST_BUDGETS = _rows("list_budgets", 7, _BUDGET)
