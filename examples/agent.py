@@ -147,13 +147,13 @@ async def use_tool(ctx: ff.Context, turn: int, call: Call) -> str:
         return f"there is no tool {call.tool}"  # the model reads it and tries something else
     if call.tool in DANGEROUS:
         approval = await ctx.waitpoint(f"approve {turn} {call.id}", payload=Decision)
-        await ctx.step("ask a person", send_mail, call, approval.callback)
+        await ctx.step(f"ask a person {call.id}", send_mail, call, approval.callback)
         answer = await approval.wait(timeout="1 day", default=None, reason="approval")  # holds no worker
         if answer is None or not answer.payload.ok:
             return f"a person did not allow {call.tool}"
     key = f"{ctx.execution_id}/{turn}/{call.id}"  # some models repeat ids in a later turn
     try:
-        return await ctx.step(call.tool, TOOLS[call.tool], **call.arguments, key=key)
+        return await ctx.step(f"{call.tool} {call.id}", TOOLS[call.tool], **call.arguments, key=key)
     except (TypeError, ValueError) as error:
         return f"{call.tool} failed: {error}"  # the model may have made up an argument
 

@@ -121,7 +121,7 @@ def engine_page() -> str:
         "## Everyday operations",
         "",
         "These twenty are enough to submit, run, inspect and control executions. The chapters below have everything;"
-        " the last three (Admission, Grants, Edges) and Vector are for schedulers and for ports from the reference.",
+        " the last three (Admission, Grants, Edges) and Vector are for schedulers and ports from FlowFabric in Rust.",
         "",
         "| operation | what it does |",
         "|---|---|",

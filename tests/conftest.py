@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import hypothesis
 import pytest
 
 import flowfabric as ff
@@ -33,7 +34,7 @@ FAST = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
-    "max_connections": "300",
+    "max_connections": "400",
     "max_prepared_transactions": "20",
     "shared_buffers": "128MB",
     "autovacuum_naptime": "1d",  # never in a run, but on, as the doctor wants it
@@ -41,6 +42,16 @@ FAST = {
     "max_wal_senders": "0",
     "max_wal_size": "512MB",
 }
+
+# Every run plays the same examples, and none fails because the machine is slow. To hunt, set `derandomize` to False.
+hypothesis.settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

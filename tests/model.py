@@ -1267,7 +1267,7 @@ class Model:
         self.lanes[lane] = state
         return before
 
-    # What happens when a time has come
+    # When a time is due
 
     def due_at(self, kind: str, e: Execution) -> int | None:
         """When this kind of timer is due for an execution; None when it is not about it."""

@@ -8,11 +8,14 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import pytest
+
+_PORT = 6432  # in the name of a socket in a folder of its own
 
 
 @contextlib.contextmanager
@@ -23,15 +26,12 @@ def pooled(dsn: str) -> Iterator[str]:
         pytest.skip("no pgbouncer here")
     parts = urlsplit(dsn)
     (host,) = parse_qs(parts.query)["host"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     place = Path(tempfile.mkdtemp(prefix="ff-bouncer-", dir="/tmp"))
     owner = Path(host).stat()
     (place / "users.txt").write_text(f'"{parts.username}" ""\n')
     (place / "pgbouncer.ini").write_text(
         f"[databases]\n* = host={host} port=5432 user={parts.username}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+        f"[pgbouncer]\nlisten_addr =\nlisten_port = {_PORT}\nunix_socket_dir = {place}\n"
         f"auth_type = trust\nauth_file = {place}/users.txt\npool_mode = transaction\ndefault_pool_size = 3\n"
         f"logfile = {place}/log\n"
     )
@@ -47,9 +47,11 @@ def pooled(dsn: str) -> Iterator[str]:
     try:
         while True:
             assert process.poll() is None, (place / "log").read_text()
-            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(f"{place}/.s.PGSQL.{_PORT}")
                 break
-        yield urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{port}", query=""))
+            time.sleep(0.01)
+        yield urlunsplit(parts._replace(query=f"host={place}&port={_PORT}"))
     finally:
         process.terminate()
         process.wait()

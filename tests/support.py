@@ -87,6 +87,13 @@ class Clock:
         return await self._connection.fetchval("select flowfabric.now()")
 
 
+async def end_sleeps(dsn: str) -> None:
+    """Let two hours pass, so that executions that sleep for an hour continue."""
+    async with await ff.Engine.connect(dsn, notifications=False) as engine:
+        await engine._fetch("update flowfabric.clock set shift = interval '2 hours'")
+        await engine.run_timers("delay")
+
+
 class Wipe:
     """Makes a database what a fresh copy of the template is, while connections to it stay open."""
 

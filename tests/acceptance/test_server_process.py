@@ -512,7 +512,7 @@ REFUSED: list[tuple[list[str], str]] = [
 ]
 
 
-async def test_what_cannot_start_says_why_in_one_line(site: Site) -> None:
+async def test_a_server_that_cannot_start_says_why_in_one_line(site: Site) -> None:
     started = [(site.start(*options), word) for options, word in REFUSED]
     for server, word in started:
         assert await server.ended() == 2

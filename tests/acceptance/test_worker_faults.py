@@ -131,6 +131,10 @@ class Site:
     async def submit(self, task: str, *args: Any, **options: Any) -> ff.Run[Any]:
         return await (await self.app.client()).submit(task, *args, **options)
 
+    def go(self) -> None:
+        """Let the jobs end that wait for it."""
+        Path(f"{self.ledger_file}.go").touch()
+
     def ledger(self, what: str | None = None) -> list[dict[str, Any]]:
         if not self.ledger_file.exists():
             return []
@@ -167,12 +171,13 @@ async def site(dsn: str, tmp_path: Path) -> AsyncIterator[Site]:
 @pytest.mark.parametrize("loop", sampling.seeds("uvloop", "asyncio"))
 async def test_a_stopping_worker_finishes_what_it_can_and_gives_the_rest_back(site: Site, loop: str) -> None:
     # Nothing comes back by a lapsed lease here: it would take longer than the test.
-    first = site.hire(env={"LOOP": loop}, grace=1, lease_ttl=600, concurrency=3)
+    first = site.hire(env={"LOOP": loop}, grace=3, lease_ttl=600, concurrency=3)
     await first.ready()
-    short, long, thread = [await site.submit(*call) for call in (("job", 0.5), ("job", 3600), ("plain", 3600))]
+    short, long, thread = [await site.submit(*call) for call in (("gated",), ("job", 3600), ("plain", 3600))]
     await site.begun(3)
     first.signal(signal.SIGTERM)
     await first.said("is stopping: 3 running")
+    site.go()
     late = await site.submit("job", 0)
     assert await first.ended() == 0, first.words
     assert [line["execution"] for line in site.ledger("ended")] == [short.id]
@@ -203,7 +208,9 @@ async def test_a_second_signal_always_ends_the_process_immediately(
     else:
         await asyncio.sleep(0.2)  # it can say nothing; two signals at once would count as one
     assert worker.process.poll() is None
-    worker.signal(number)
+    while worker.process.poll() is None:  # again where they did count as one
+        worker.signal(number)
+        await asyncio.sleep(0.1)
     assert await worker.ended() == 128 + number
     assert "exits immediately" in worker.words
 
@@ -244,7 +251,7 @@ async def test_readers_get_what_was_acknowledged_while_workers_are_killed(site: 
 
     readers = [asyncio.create_task(read(run)) for run in runs]
     for _ in range(sampling.examples(4, 2)):
-        workers = [site.hire(lease_ttl=1, concurrency=20) for _ in range(2)]
+        workers = [site.hire(lease_ttl=1, concurrency=20, env={"HOLD": "1"}) for _ in range(2)]
         least = len(site.ledger("acknowledged")) + random.randrange(1, 2 * len(runs))
         await until(lambda least=least: len(site.ledger("acknowledged")) > least, site.words)  # type: ignore[misc]
         for worker in workers:
@@ -271,12 +278,13 @@ async def test_a_worker_stops_in_time_also_without_its_database(site: Site, way:
     async with proxies(site.dsn) as (dsn, (proxy,)):
         worker = site.hire(dsn=dsn, grace=0.5, lease_ttl=4)
         await worker.ready()
-        runs = [await site.submit("job", seconds) for seconds in (0.3, 3600)]
+        runs = [await site.submit("gated"), await site.submit("job", 3600)]
         await site.begun(2)
         if way == "gone":
             await proxy.close()
         else:
             proxy.hang()
+        site.go()
         await until(lambda: site.ledger("ended"))
         worker.signal(signal.SIGTERM)
         assert await worker.ended() == 0, worker.words
@@ -287,7 +295,7 @@ async def test_a_worker_stops_in_time_also_without_its_database(site: Site, way:
     await second.stop()
 
 
-async def test_what_is_due_is_done_though_the_process_that_leads_the_duties_is_killed(site: Site) -> None:
+async def test_due_work_is_done_though_the_process_that_leads_the_duties_is_killed(site: Site) -> None:
     """Of two workers one leads. One of them is killed around each due time, at another moment of the leader's round."""
     chance = random.Random(3)
     workers = [site.hire(lease_ttl=2) for _ in range(2)]
@@ -479,9 +487,9 @@ async def test_a_job_that_kills_its_worker_is_given_up_after_five_reclaims(site:
     other = await site.submit("job")
     codes: list[int] = []
     while len(codes) < 6:
-        process = site.hire(lease_ttl=0.3, concurrency=1)
+        process = site.hire(lease_ttl=1, concurrency=1)
         codes.append(await process.ended())
-    site.hire(lease_ttl=0.3, concurrency=1)
+    site.hire(lease_ttl=1, concurrency=1)
     assert codes == [-signal.SIGKILL, 9] * 3
     outcome = await run.outcome(PATIENCE)
     assert (outcome.state, outcome.failure_reason) == (ff.State.FAILED, "max_reclaims_exceeded")
@@ -496,13 +504,13 @@ async def test_workers_killed_at_random_lose_nothing_and_end_everything_once(sit
     client = await site.app.client()
     runs = await client.submit_many("stepped", [number % 3 == 0 for number in range(120)])
     runs += await client.submit_many("plain", [0.01] * 60)
-    crew = [site.hire(concurrency=8, lease_ttl=1) for _ in range(3)]
+    crew = [site.hire(concurrency=8, lease_ttl=2) for _ in range(3)]
     for _ in range(6):
         done = len(site.ledger("ended"))
         await until(lambda done=done: len(site.ledger("ended")) >= done + 15, site.words)
         victim = crew.pop(rng.randrange(len(crew)))
         victim.process.kill()
-        crew.append(site.hire(concurrency=8, lease_ttl=1))
+        crew.append(site.hire(concurrency=8, lease_ttl=2))
     for run in runs:
         await run.outcome(PATIENCE)
     for process in crew:
@@ -579,7 +587,7 @@ async def test_workers_work_behind_a_transaction_pooling_proxy(site: Site, pgbou
 @pytest.mark.parametrize("victims", sampling.seeds("both", "a follower", "the leader"))
 async def test_killed_workers_disappear_from_the_registry_once(site: Site, victims: str) -> None:
     """Of three workers one leads the duties, among them the sweep; those that live must not be forgotten."""
-    workers = [site.hire(lease_ttl=1, env={"SWEEP_SECONDS": "0.5"}) for _ in range(3)]
+    workers = [site.hire(lease_ttl=3, env={"SWEEP_SECONDS": "0.5"}) for _ in range(3)]
     for worker in workers:
         await worker.ready()
     engine = (await site.app.client()).engine

@@ -42,6 +42,16 @@ async def job(ctx: ff.Context, seconds: float = 0) -> int:
 
 
 @app.task
+async def gated(ctx: ff.Context) -> int:
+    """Ends when the test lets it: when there is a file beside the ledger."""
+    note("begun", ctx.execution_id, attempt=ctx.attempt_index)
+    while not os.path.exists(os.environ["LEDGER"] + ".go"):
+        await asyncio.sleep(0.01)
+    note("ended", ctx.execution_id, attempt=ctx.attempt_index)
+    return ctx.attempt_index
+
+
+@app.task
 def plain(ctx: ff.SyncContext, seconds: float = 0) -> int:
     note("begun", ctx.execution_id, attempt=ctx.attempt_index)
     time.sleep(seconds)
@@ -70,9 +80,11 @@ async def act(ctx: ff.Context, number: int) -> int:
 
 @app.task
 async def tells(ctx: ff.Context, count: int) -> None:
-    """Emits numbers; the ledger has those that were acknowledged."""
+    """Emits numbers, of which the ledger has those that were acknowledged; a worker with `HOLD` stops half way."""
     note("begun", ctx.execution_id, attempt=ctx.attempt_index)
     for number in range(count):
+        if "HOLD" in os.environ and number == count // 2:
+            await asyncio.Event().wait()
         waits = number % 10 == 9
         await ctx.emit(str(number), durability_mode="durable" if waits else "buffered")
         if waits:

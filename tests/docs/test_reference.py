@@ -78,6 +78,11 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(there), target
 
 
+def test_every_example_is_in_the_index() -> None:
+    index = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in (ROOT / "examples").glob("*.py") if f"({path.name})" not in index] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]

@@ -210,7 +210,7 @@ CONDITIONS: dict[str, tuple[Condition | str, list[tuple[str, Any, str]], list[st
 @pytest.mark.each_value
 @pytest.mark.parametrize("how", ["alone", "plain", "parked", "in company"])
 @pytest.mark.parametrize("waited_for", CONDITIONS)
-async def test_a_raw_answer_that_does_not_fit_is_set_aside_and_the_wait_goes_on(
+async def test_a_raw_answer_that_does_not_fit_is_set_aside_and_the_wait_continues(
     kit: Kit, app: ff.App, how: str, waited_for: str
 ) -> None:
     condition, answers, expected = CONDITIONS[waited_for]
@@ -247,7 +247,9 @@ async def test_a_raw_answer_that_does_not_fit_is_set_aside_and_the_wait_goes_on(
     assert set(set_aside) <= {who for _, payload, who in answers if payload is BAD}
 
 
-async def test_what_is_set_aside_is_told_everywhere(kit: Kit, app: ff.App, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_signal_that_was_set_aside_is_shown_everywhere(
+    kit: Kit, app: ff.App, caplog: pytest.LogCaptureFixture
+) -> None:
     run = await approval(app).submit()
     await kit.run_all()
     with caplog.at_level(logging.WARNING, "flowfabric.worker"):

@@ -37,7 +37,7 @@ from flowfabric.values.execution import Execution
 from tests.support import Clock
 from tests.until import until
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 NOON = datetime(2040, 1, 1, 12, tzinfo=UTC)
 
 

@@ -7,9 +7,11 @@ import gc
 import subprocess
 import sys
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 import asyncpg
@@ -666,6 +668,29 @@ async def test_a_transaction_that_is_to_be_prepared_notifies_no_process(
                 assert heard == (["work"] if wake else [])
 
 
+@asynccontextmanager
+async def prepared(
+    database: str, sql: asyncpg.Connection[Any], submit: Callable[..., Awaitable[Any]]
+) -> AsyncIterator[Any]:
+    """Submit in a transaction that is prepared, which needs `wake=False`; it is committed after the block."""
+    gid = str(mint_uuid())  # the server has other tests, too
+    connection = await asyncpg.connect(database)
+    try:
+        await connection.execute("begin")
+        await submit(connection)
+        with pytest.raises(asyncpg.FeatureNotSupportedError, match="NOTIFY"):
+            await connection.execute(f"prepare transaction '{gid}'")
+        await connection.execute("begin")
+        made = await submit(connection, wake=False)
+        await connection.execute(f"prepare transaction '{gid}'")
+    finally:
+        await connection.close()
+    try:
+        yield made
+    finally:
+        await sql.execute(f"commit prepared '{gid}'")
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -679,24 +704,13 @@ async def test_a_transaction_that_is_to_be_prepared_notifies_no_process(
 async def test_a_submission_beside_processes_that_sleep_is_prepared_and_runs_when_it_is_committed(
     database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine, clock: Clock, fields: dict[str, Any]
 ) -> None:
-    gid = str(mint_uuid())  # the server has other tests, too
     async with await ff.Engine.connect(database) as sleeping:
         await sleeping.sleep_for_work(["default"], timedelta(seconds=60))
         asleep = await sleeping.look_for_due(dict.fromkeys(TimerKind), at_most=timedelta(hours=2))
         assert asleep.announced is not None
-        connection = await asyncpg.connect(database)
-        await connection.execute("begin")
-        await bridge_asyncpg.create_execution(connection, execution_kind="test", **fields)
-        with pytest.raises(asyncpg.FeatureNotSupportedError, match="NOTIFY"):
-            await connection.execute(f"prepare transaction '{gid}'")
-        await connection.execute("begin")
-        made = await bridge_asyncpg.create_execution(connection, execution_kind="test", wake=False, **fields)
-        await connection.execute(f"prepare transaction '{gid}'")
-        await connection.close()
-        try:
+        submit = partial(bridge_asyncpg.create_execution, execution_kind="test", **fields)
+        async with prepared(database, sql, submit) as made:
             assert await plain_engine.claim(**WORKER) is None
-        finally:
-            await sql.execute(f"commit prepared '{gid}'")
         if "delay_until" in fields:
             assert await plain_engine.claim(**WORKER) is None
             await clock.advance(seconds=6)
@@ -719,7 +733,6 @@ async def test_a_wake_that_is_no_truth_value_is_refused_by_name(sql: asyncpg.Con
 async def test_a_flow_beside_a_worker_that_sleeps_is_prepared_and_runs_when_it_is_committed(
     database: str, sql: asyncpg.Connection[Any], plain_engine: ff.Engine
 ) -> None:
-    gid = str(mint_uuid())  # the server has other tests, too
     app = ff.App(database)
 
     @app.task
@@ -729,21 +742,10 @@ async def test_a_flow_beside_a_worker_that_sleeps_is_prepared_and_runs_when_it_i
     flow.add(pack)
     async with await ff.Engine.connect(database) as sleeping:
         await sleeping.sleep_for_work(["default"], timedelta(seconds=60))
-        connection = await asyncpg.connect(database)
-        await connection.execute("begin")
-        await flow.submit_in(connection)
-        with pytest.raises(asyncpg.FeatureNotSupportedError, match="NOTIFY"):
-            await connection.execute(f"prepare transaction '{gid}'")
-        await connection.execute("begin")
         with pytest.raises(ff.InvalidInput, match="wake"):
-            await flow.submit_in(connection, wake="no")  # type: ignore[call-overload]
-        run = await flow.submit_in(connection, wake=False)
-        await connection.execute(f"prepare transaction '{gid}'")
-        await connection.close()
-        try:
+            await flow.submit_in(sql, wake="no")  # type: ignore[call-overload]
+        async with prepared(database, sql, flow.submit_in) as run:
             assert await plain_engine.claim(**WORKER) is None
-        finally:
-            await sql.execute(f"commit prepared '{gid}'")
         claimed = await plain_engine.claim(**WORKER)
         assert claimed is not None
         assert str(claimed.flow_id) == run.id

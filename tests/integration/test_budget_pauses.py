@@ -11,7 +11,7 @@ import pytest
 import flowfabric as ff
 from tests.integration.conftest import Ledger
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def worker(app: ff.App, **options: Any) -> ff.Worker:

@@ -17,7 +17,7 @@ from flowfabric.values.quota import quota_policy_id_of
 from tests.each import each
 from tests.support import WORKER
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def _nothing() -> None: ...
@@ -389,7 +389,7 @@ async def test_a_task_that_fails_for_its_budget_fails_for_good(kit: Kit, kit_app
     assert (await run.outcome()).failure_category == "budget_hard_breach"
 
 
-async def test_a_soft_limit_is_told_and_stops_nothing(kit: Kit, kit_app: ff.App) -> None:
+async def test_a_soft_limit_is_reported_and_stops_nothing(kit: Kit, kit_app: ff.App) -> None:
     told: list[Any] = []
 
     class Alarm(ff_middleware.Middleware):

@@ -25,7 +25,7 @@ async def _link(engine: CheckedEngine) -> tuple[ff.ExecutionId, str]:
     return claimed.execution_id, ff.callback_text(claimed.execution_id, made.waitpoint_id, made.token)
 
 
-async def test_what_a_callback_carries_is_stored_as_the_apps_other_data(engine: CheckedEngine, database: str) -> None:
+async def test_the_payload_of_a_callback_is_stored_as_the_apps_other_data(engine: CheckedEngine, database: str) -> None:
     body = b'{"reference": "p-17"}'
     async with ff.App(database, codecs=[Deflate()]) as app:
         execution_id, link = await _link(engine)

@@ -15,7 +15,7 @@ from flowfabric.worker.dry_run import DryRuns, read_histories
 from tests.each import each
 from tests.integration.conftest import Ledger
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 Handler = Callable[[ff.Context], Awaitable[Any]]
 STOPPED = "waiting_for_capable_worker"
 

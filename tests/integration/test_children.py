@@ -17,6 +17,7 @@ from flowfabric.client import outcomes as watching
 from flowfabric.errors import Conflict, Purged
 from flowfabric.testing import Kit
 from flowfabric.worker.durable import parking
+from tests.support import end_sleeps
 
 PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
@@ -133,7 +134,7 @@ async def test_a_thread_that_outlives_its_handler_submits_nothing(kit: Kit, kit_
     assert await children_of(kit_app) == []
 
 
-async def test_a_handler_that_submits_with_a_client_of_its_own_is_told(
+async def test_a_handler_that_submits_with_its_own_client_is_warned_about(
     app: ff.App, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.task
@@ -529,7 +530,7 @@ async def test_a_cancelled_child_raises_in_the_parent(app: ff.App) -> None:
         assert await result(run) == "cancelled: not needed"
 
 
-async def test_the_recorded_result_of_a_child_outlives_it(app: ff.App) -> None:
+async def test_the_recorded_result_of_a_child_outlives_it(app: ff.App, database: str) -> None:
     ready = asyncio.Event()
 
     @app.task
@@ -547,7 +548,7 @@ async def test_the_recorded_result_of_a_child_outlives_it(app: ff.App) -> None:
     @app.task
     async def too_late(ctx: ff.Context) -> str:
         run = await child.submit(detached=True)
-        await ctx.sleep(0.3)
+        await ctx.sleep(3600)
         try:
             await run.result()
         except Purged as error:
@@ -566,6 +567,7 @@ async def test_the_recorded_result_of_a_child_outlives_it(app: ff.App) -> None:
             while not (found := await children_of(app)) or found[0].public_state is not ff.State.COMPLETED:
                 await asyncio.sleep(0.005)
         await one.engine.delete_execution(found[0].execution_id)
+        await end_sleeps(database)
         assert await result(late) == "purged"
 
 

@@ -164,7 +164,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_embedded_server_is_kept_up_stopped_and_reset(place: Path) -> None:
     settings = {"FLOWFABRIC_DATA_DIR": str(place)}
-    assert run("db", "stop", **settings).stdout == "it is not running\n"
+    assert run("db", "stop", **settings).stdout == "the embedded server is not running\n"
     assert "there is no data" in run("db", "reset", "--yes", **settings).stdout
     keeping = subprocess.Popen(
         [PROGRAM, "db", "run"],

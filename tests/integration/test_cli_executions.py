@@ -245,8 +245,8 @@ AS_PROCESSES = (rb'"\ud800"', STRANGE_TEXT)  # the others are shown by the same 
 @pytest.mark.parametrize(
     ("payload", "shown", "in_json"),
     [
-        (rb'"\ud800"', r"\ud800", "\ud800"),
-        (rb'{"\udfff": ["\ud800"]}', r'{"\udfff": ["\ud800"]}', {"\udfff": ["\ud800"]}),
+        (rb'"\ud800"', r"\ud800", r'"\ud800"'),  # half of a surrogate pair has no UTF-8: its JSON is shown as text
+        (rb'{"\udfff": ["\ud800"]}', r'{"\udfff": ["\ud800"]}', r'{"\udfff": ["\ud800"]}'),
         (b"[" * 5000, "[" * 5000, "[" * 5000),
         (b"[" * 600 + b"]" * 600, "[" * 600 + "]" * 600, "[" * 600 + "]" * 600),
         (b"[" * 40 + b"]" * 40, "[" * 40 + "]" * 40, json.loads("[" * 40 + "]" * 40)),
@@ -255,7 +255,7 @@ AS_PROCESSES = (rb'"\ud800"', STRANGE_TEXT)  # the others are shown by the same 
         (b"1" * 5000, "1" * 5000, "1" * 5000),
         (STRANGE_TEXT, r"\xe9\u202e\x9b", "\u00e9\u202e\x9b"),
     ],
-    ids=lambda value: str(value)[:20],
+    ids=lambda value: ascii(value)[:20],
 )
 async def test_no_payload_is_too_strange_to_be_shown(
     engine: ff.Engine, database: str, payload: bytes, shown: str, in_json: object
@@ -339,7 +339,7 @@ async def test_show_names_the_task_that_tells_of_the_failure(engine: ff.Engine, 
     assert document["on_failure"] == {"task": "tell", "execution_id": str(hook.execution_id)}
 
 
-async def test_a_lost_lease_is_told_without_internals(engine: ff.Engine, clock: Clock, database: str) -> None:
+async def test_a_lost_lease_is_logged_without_internals(engine: ff.Engine, clock: Clock, database: str) -> None:
     held = await started(engine)
     await clock.advance(minutes=10)
     await engine.run_timers("lease")
@@ -422,7 +422,7 @@ async def test_the_beginning_of_an_id_is_enough_where_it_is_unique(engine: ff.En
         assert "at least 6 hex digits" in said.err or text == "", said
 
 
-async def test_an_unknown_id_is_answered_with_where_to_look(engine: ff.Engine, database: str) -> None:
+async def test_the_error_for_an_unknown_id_names_the_command_that_lists_ids(engine: ff.Engine, database: str) -> None:
     unknown = str(mint_uuid())
     for command in (["show"], ["cancel"], ["replay"], ["delete", "-y"], ["redact", "-y"]):
         said = await call(*command, unknown, dsn=database, code=1)
@@ -816,7 +816,7 @@ def test_a_failure_is_shown_without_the_module_of_its_exception(failure: str, sh
     assert _output.without_module(failure) == shown
 
 
-async def test_what_was_cancelled_before_is_not_counted_again(engine: ff.Engine, database: str) -> None:
+async def test_executions_cancelled_before_are_not_counted_again(engine: ff.Engine, database: str) -> None:
     target = await submit(engine)
     said = await call("cancel", target, dsn=database)
     assert (said.out, said.err) == ("1 cancelled\n", "")

@@ -491,10 +491,15 @@ async def test_the_end_or_the_beginning_of_an_id_is_enough(engine: ff.Engine, as
     assert "at least 6 hex digits" in (await ask("flow", "show", "fffff", code=2)).err
 
 
-async def test_a_flow_is_no_execution(engine: ff.Engine, ask: Any) -> None:
+async def test_show_draws_the_flow_of_an_id_and_other_commands_name_it(engine: ff.Engine, ask: Any) -> None:
     flow = await submitted(engine, {"a": []})
+    drawn = (await ask("flow", "show", str(flow.id))).out.splitlines()
     for text in (str(flow.id), str(flow.id)[-8:], f"{{fp:1}}:{flow.id}"):
-        assert f"it is a flow: `flowfabric flow show {flow.id}`" in (await ask("show", text, code=1)).err
+        shown = (await ask("show", text)).out.splitlines()
+        assert str(flow.id) in shown[0]
+        assert shown[1:] == drawn[1:]  # the first line has its age
+        assert (await ask("show", text, "--json")).json["flow"]["flow_id"] == str(flow.id)
+        assert f"it is a flow: `flowfabric flow show {flow.id}`" in (await ask("wait", text, code=1)).err
     assert "`flowfabric ls` lists all" in (await ask("show", GONE, code=1)).err
 
 

@@ -329,7 +329,7 @@ async def test_an_answer_that_does_not_fit_is_refused_with_the_field(
     assert json.loads(signal.payload or b"") == {"ok": False, "reason": "too late"}
 
 
-async def test_what_an_execution_still_waits_for_is_told(engine: ff.Engine, ask: Any) -> None:
+async def test_the_nodes_that_an_execution_still_waits_for_are_shown(engine: ff.Engine, ask: Any) -> None:
     target = str(await asking(engine, "a", "b", "c"))
     said = await ask("approve", target, "--key", "a", "--payload", '{"ok": true}')
     assert said.out == f"approved; {target} continues, and still takes signals at b, c\n"

@@ -34,7 +34,7 @@ from flowfabric.values.lane import LaneState
 from tests.databases import fresh_database
 from tests.support import Clock
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 WORKER = {"worker_id": "pool", "worker_instance_id": "pool-1"}
 
 

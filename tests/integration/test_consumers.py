@@ -29,7 +29,7 @@ from tests.support import started
 from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-PATIENCE = 30.0
+PATIENCE = 60.0
 START = EventCursor()
 
 
@@ -319,6 +319,26 @@ async def test_a_consumer_whose_events_were_removed_stops_and_says_so(
         assert record.is_expired
 
 
+async def test_the_start_of_a_consumer_that_exists_may_have_been_removed(
+    database: str, sql: asyncpg.Connection[Any], ledger: Ledger
+) -> None:
+    """Its program begins again with the same code, days later: where it began first no longer matters."""
+    async with await ff.Engine.connect(database) as engine:
+        await end_some(engine, 1)
+        consumer = ff.Consumer("c", family="completion", start=EventCursor(1))
+        assert await consumer.run_once(engine, ledger.add) == 1
+        await sql.execute(
+            "update flowfabric.deployment set event_floor = (select max(seq) from flowfabric.event);"
+            " truncate flowfabric.event"
+        )
+        ended = await end_some(engine, 1)
+        assert await consumer.run_once(engine, ledger.add) == 1
+        assert (await ledger.ids())[1:] == ended
+        with pytest.raises(CursorRefused, match="cursor_expired"):
+            await ff.Consumer("another", family="completion", start=EventCursor(1)).register(engine)
+        assert [one.name for one in await engine.list_consumers()] == ["c"]
+
+
 async def test_a_consumer_from_the_beginning_that_comes_too_late_is_told(
     database: str, sql: asyncpg.Connection[Any], ledger: Ledger
 ) -> None:
@@ -535,6 +555,132 @@ async def test_an_error_of_ours_that_the_function_raises_is_its_failure(
             await until(_once(ledger.ids))
 
 
+async def test_a_function_that_is_cut_off_from_another_service_has_failed(
+    database: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    """Its own connection is there: lists show the failure, and it gets one event at a time."""
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
+    calls: list[int] = []
+    noted: list[str | None] = []
+    async with await ff.Engine.connect(database) as engine:
+        ended = await end_some(engine, 3)
+
+        async def handle(connection: Any, events: Sequence[Any]) -> None:
+            calls.append(len(events))
+            noted.extend(one.failure for one in await engine.list_consumers())
+            if len(calls) == 1:
+                raise TransportError("transport", "the search index is away")
+            await ledger.add(connection, events)
+
+        async with running(ff.Consumer("c", family="completion", start=START), engine, handle):
+            await until(lambda: _has(ledger, 3))
+        assert calls == [3, 1, 2]
+        assert noted[0] is None
+        assert "the search index is away" in str(noted[1])
+        assert await ledger.ids() == ended
+
+
+async def _has(ledger: Ledger, count: int) -> bool:
+    return len(await ledger.ids()) >= count
+
+
+async def test_a_cancellation_that_only_the_function_raises_is_its_failure(
+    database: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    """For example of a task that it waits for and that another one cancelled: the consumer continues."""
+    monkeypatch.setattr(module, "_FIRST_PAUSE", 0.01)
+    noted: list[str | None] = []
+    async with await ff.Engine.connect(database) as engine:
+        ended = await end_some(engine, 1)
+
+        async def handle(connection: Any, events: Sequence[Any]) -> None:
+            noted.extend(one.failure for one in await engine.list_consumers())
+            await ledger.add(connection, events)
+            if len(noted) == 1:
+                raise asyncio.CancelledError
+
+        consumer = ff.Consumer("c", family="completion", start=START)
+        async with running(consumer, engine, handle):
+            await until(lambda: _has(ledger, 1))
+        assert "CancelledError" in str(noted[1])
+        assert await ledger.ids() == ended
+
+        # One of the whole consumer ends it, also while its function runs.
+        inside = asyncio.Event()
+
+        async def waits(connection: Any, events: Sequence[Any]) -> None:
+            inside.set()
+            await asyncio.Event().wait()
+
+        await engine.set_consumer("c", START)
+        task = asyncio.ensure_future(consumer.run(engine, waits))
+        await inside.wait()
+        task.cancel()
+        await asyncio.wait([task], timeout=PATIENCE)
+        assert task.cancelled()
+
+
+async def test_the_server_notices_soon_when_the_host_of_a_function_vanishes(database: str) -> None:
+    """It asks whether the connection is alive, but only while the function runs."""
+    seen: list[set[tuple[str, str]]] = []
+
+    async def look(connection: Any) -> None:
+        found = await connection.fetch("select name, source from pg_settings where name like 'tcp_keepalives_%'")
+        seen.append({(row["name"], row["source"]) for row in found})
+
+    async def handle(connection: Any, events: Sequence[Any]) -> None:
+        await look(connection)
+
+    async with await ff.Engine.connect(database, max_size=1) as engine:
+        await end_some(engine, 1)
+        assert await ff.Consumer("c", family="completion", start=START).run_once(engine, handle) == 1
+        async with engine._database.connection() as connection:
+            await look(connection)
+    names = [f"tcp_keepalives_{name}" for name in ("count", "idle", "interval")]
+    assert seen[0] == {(name, "session") for name in names}
+    assert seen[1] & seen[0] == set()
+
+
+async def test_a_process_that_comes_while_a_function_runs_waits_its_turn(
+    database: str, monkeypatch: pytest.MonkeyPatch, ledger: Ledger
+) -> None:
+    """Neither its start nor its turn waits for the transaction of the other, which may be long."""
+    monkeypatch.setattr(module, "_BUSY", 0.01)
+    async with await ff.Engine.connect(database) as one, await ff.Engine.connect(database, max_size=1) as other:
+        inside, leave = asyncio.Event(), asyncio.Event()
+
+        async def slow(connection: Any, events: Sequence[Any]) -> None:
+            await ledger.add(connection, events)
+            inside.set()
+            await leave.wait()
+
+        await end_some(one, 1)
+        consumer = ff.Consumer("c", family="completion", start=START)
+        cursor = await consumer.register(one)
+        first = asyncio.ensure_future(one.consume("c", slow))
+        await inside.wait()
+        async with asyncio.timeout(PATIENCE):
+            assert await consumer.register(other) == cursor
+            with pytest.raises(InvalidInput):
+                await ff.Consumer("c", family="lease").register(other)
+        tries: list[str] = []
+        consume = other.consume
+
+        async def counted(*args: Any, **fields: Any) -> Any:
+            done = await consume(*args, **fields)
+            tries.append(done.code)
+            return done
+
+        monkeypatch.setattr(other, "consume", counted)
+        async with running(consumer, other, ledger.add):
+            await until(lambda: tries[:2] == ["busy", "busy"])
+            leave.set()
+            await first
+            await one.leave_consumer("c")
+            await until(lambda: tries[-1] == "taken")
+        assert len(await ledger.ids()) == 1
+
+
 async def test_a_process_with_the_old_definition_stops(database: str, ledger: Ledger) -> None:
     """It would get events of another type than its function expects."""
     async with await ff.Engine.connect(database) as old, await ff.Engine.connect(database) as new:
@@ -555,6 +701,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"name": "x\x00"}, "name"),
     ({"name": 5}, "name"),
     ({"family": "leases"}, "families"),
+    ({"family": ["lease"]}, "families"),
+    ({"redefine": "yes"}, "redefine"),
     ({"family": "lease", "families": ["lease"]}, "family"),
     ({"batch": 0}, "batch"),
     ({"batch": 10_001}, "batch"),

@@ -559,7 +559,7 @@ asyncio.run(main())
         (signal.SIGTERM, "was shutting down and waited for its clients"),  # which the connections of workers are
     ],
 )
-async def test_one_of_the_workers_starts_a_killed_server_again_and_work_goes_on(
+async def test_one_of_the_workers_starts_a_killed_server_again_and_work_continues(
     data_dir: Path, how: signal.Signals, why: str
 ) -> None:
     first = embedded.start(data_dir, settings=FAST)

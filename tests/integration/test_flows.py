@@ -758,7 +758,7 @@ async def test_new_nodes_come_after_members(app: ff.App, tasks: Basics) -> None:
     assert error.results["taken"] == [2, ["late"], 2]
 
 
-async def test_what_cannot_be_added(app: ff.App, tasks: Basics, did: list[str]) -> None:
+async def test_nodes_that_are_refused(app: ff.App, tasks: Basics, did: list[str]) -> None:
     @app.task
     async def grow(ctx: ff.Context, stranger: str) -> None:
         assert await ctx.flow().submit() == (await app.client()).flow(str(ctx.flow_id)), "nothing to add is no mistake"

@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
+import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -20,11 +24,11 @@ from flowfabric.engine.followers import Subscription
 from flowfabric.engine.service import migrate_database
 from flowfabric.errors import CursorRefused
 from flowfabric.values.event import EventCursor, EventFilter
-from tests.integration.test_restore import crash, place, start, write  # noqa: F401 - a fixture among them
+from tests.integration.test_restore import SETTINGS, crash, place, start, write  # noqa: F401 - a fixture among them
 from tests.pooler import pooled
 from tests.support import started
 
-PATIENCE = 40.0
+PATIENCE = 60.0
 Events = Subscription[Any]
 
 
@@ -97,6 +101,8 @@ async def test_followers_learn_of_a_server_that_took_over(place: Path, lost: int
     async with twenty(dsn) as followers:
         async with await ff.Engine.connect(dsn) as writer:
             await get(followers, [await begin(writer) for _ in range(lost)])
+        waiting = [asyncio.ensure_future(anext(one)) for one in followers[:10]]
+        await asyncio.sleep(0)
         embedded.stop(place)
         shutil.rmtree(place / "pgdata")
         os.rename(place / "copy", place / "pgdata")
@@ -107,18 +113,135 @@ async def test_followers_learn_of_a_server_that_took_over(place: Path, lost: int
             await asyncio.sleep(0.01)
         await sql.close()
         async with await ff.Engine.connect(dsn) as writer:
-            new = [await begin(writer) for _ in range(10)]
-            if not lost:
-                assert {one.epoch > 0 for one in await get(followers, new)} == {True}
-                return
-            for one in followers:
-                with pytest.raises(CursorRefused, match="cursor_ahead") as refused:
+            await continued(followers, waiting, None if lost == 0 else kept, writer)
+
+
+class Standby:
+    """A server that follows the one in a place, and can take over."""
+
+    def __init__(self, place: Path) -> None:  # noqa: F811
+        primary = place / "pgdata" / "postmaster.pid"
+        pid, _, _, _, directory, *_ = primary.read_text().splitlines()
+        with (place / "pgdata" / "pg_hba.conf").open("a") as access:
+            access.write("local replication all trust\n")
+        os.kill(int(pid), signal.SIGHUP)
+        running = Path(f"/proc/{pid}/exe")  # the account of the server can run these programs
+        self._programs = running.resolve().parent if running.exists() else embedded.program("pg_basebackup").parent
+        self.place = Path(tempfile.mkdtemp(prefix="ff-standby-", dir="/tmp"))
+        owner = primary.stat()
+        os.chown(self.place, owner.st_uid, owner.st_gid)
+        self._account = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
+        backup = ["pg_basebackup", "-D", str(self.place / "data"), "-h", directory, "-U", "postgres"]
+        copied = self._run(*backup, "--wal-method=stream", "--write-recovery-conf", "--checkpoint=fast", "--no-sync")
+        assert copied.wait() == 0, copied.args
+        settings = {**SETTINGS, "listen_addresses": "", "unix_socket_directories": str(self.place), "port": "5432"}
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        self._server = self._run("postgres", "-D", str(self.place / "data"), *options)
+        self.dsn = f"postgresql://postgres@/flowfabric?host={self.place}&port=5432"
+        # For followers: whichever of the two can be written.
+        hosts = f"host={directory},{self.place}&port=5432,5432"
+        self.either = f"postgresql://postgres@/flowfabric?{hosts}&target_session_attrs=read-write"
+
+    def _run(self, program: str, *options: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [self._programs / program, *options],
+            cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            **self._account,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    async def connect(self) -> asyncpg.Connection[Any]:
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                assert self._server.poll() is None, "the standby ended"
+                with contextlib.suppress(OSError, asyncpg.CannotConnectNowError):
+                    return await asyncpg.connect(self.dsn)
+                await asyncio.sleep(0.02)
+
+    def stop(self) -> None:
+        self._server.send_signal(signal.SIGQUIT)
+        self._server.wait()
+        shutil.rmtree(self.place)
+
+
+@pytest.mark.parametrize("lost", [0, 5])
+async def test_followers_continue_on_the_standby_that_takes_over(place: Path, lost: int) -> None:  # noqa: F811
+    """It replays the log of the server until that one is killed, or until its replication stopped before."""
+    dsn = start(place)
+    await migrate_database(dsn)
+    standby = Standby(place)
+    try:
+        primary, sql = await asyncpg.connect(dsn), await standby.connect()
+        async with twenty(standby.either) as followers:
+            async with await ff.Engine.connect(standby.either) as writer:
+                (kept,) = await get(followers, [await begin(writer)])
+                written = await primary.fetchval("select pg_current_wal_flush_lsn()::text")
+                async with asyncio.timeout(PATIENCE):
+                    while not await sql.fetchval("select pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written):
+                        await asyncio.sleep(0.01)
+                if lost:
+                    await sql.execute("alter system set primary_conninfo = ''")
+                    await sql.execute("select pg_reload_conf()")
                     async with asyncio.timeout(PATIENCE):
-                        await anext(one)
-                assert refused.value.position == kept.position
-                shared = EventCursor(refused.value.position, refused.value.epoch)
-            async with await writer.subscribe_lease_history(after=shared) as again:
-                await get([again], new)
+                        while await sql.fetchval("select count(*) from pg_stat_wal_receiver"):
+                            await asyncio.sleep(0.01)
+                    await get(followers, [await begin(writer) for _ in range(lost)])
+            await primary.close()
+            waiting = [asyncio.ensure_future(anext(one)) for one in followers[:10]]
+            await asyncio.sleep(0)
+            crash(place)
+            assert await sql.fetchval("select pg_promote(true)")
+            await sql.close()
+            async with await ff.Engine.connect(standby.either) as writer:
+                await continued(followers, waiting, None if lost == 0 else kept, writer)
+    finally:
+        standby.stop()
+
+
+async def continued(
+    followers: Sequence[Events], waiting: Sequence[asyncio.Future[Any]], kept: EventCursor | None, writer: ff.Engine
+) -> None:
+    """All of them get what the new server writes, or (`kept`) learn what both logs have, and continue there.
+
+    `waiting` are iterations of the first followers, which began before.
+    """
+    new = [await begin(writer) for _ in range(10)]
+    if kept is None:
+        async with asyncio.timeout(PATIENCE):
+            assert {one.execution_id for one in await asyncio.gather(*waiting)} == {new[0]}
+        await get(followers[: len(waiting)], new[1:])
+        cursors = await get(followers[len(waiting) :], new)
+        assert {one.epoch > 0 for one in cursors} == {True}
+        return
+    later = [asyncio.ensure_future(anext(one)) for one in followers[len(waiting) :]]
+    for one in (*waiting, *later):
+        with pytest.raises(CursorRefused, match="cursor_ahead") as refused:
+            async with asyncio.timeout(PATIENCE):
+                await one
+        assert refused.value.position == kept.position
+        shared = EventCursor(refused.value.position, refused.value.epoch)
+    async with await writer.subscribe_lease_history(after=shared) as again:
+        await get([again], new)
+
+
+@pytest.mark.parametrize("lost", [0, 5])
+async def test_followers_learn_of_a_backup_that_was_restored(server: str, database: str, lost: int) -> None:
+    """While they wait, the database is dropped, made again and filled from a dump."""
+    name = urlsplit(database).path[1:]
+    admin = await asyncpg.connect(server)
+    async with twenty(database) as followers:
+        async with await ff.Engine.connect(database) as writer:
+            (kept,) = await get(followers, [await begin(writer)])
+            programs = embedded.program("pg_dump").parent
+            dump = subprocess.run([programs / "pg_dump", database], check=True, capture_output=True).stdout
+            await get(followers, [await begin(writer) for _ in range(lost)])
+        waiting = [asyncio.ensure_future(anext(one)) for one in followers[:10]]
+        await asyncio.sleep(0)
+        await admin.execute(f"drop database {name} with (force)")
+        await admin.execute(f"create database {name}")
+        subprocess.run([programs / "psql", "-q", "-v", "ON_ERROR_STOP=1", database], input=dump, check=True)
+        async with await ff.Engine.connect(database) as writer:
+            await continued(followers, waiting, None if lost == 0 else kept, writer)
+    await admin.close()
 
 
 async def test_followers_lose_nothing_when_every_connection_is_cut_again_and_again(

@@ -23,7 +23,7 @@ from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import Clock, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -296,6 +296,28 @@ async def test_an_end_that_is_waited_for_again_has_its_whole_time_again(app: ff.
         await node.signal(payload=None)
         expected = "done" if what == "an execution" else "{'other': 'done'}"
         assert [await early.result(), await late.result()] == [expected] * 2
+
+
+async def test_a_sleep_of_the_old_one_ends_at_the_same_time_in_the_fork(app: ff.App, clock: Clock) -> None:
+    did = Did()
+
+    @app.task
+    async def work(ctx: ff.Context) -> str:
+        await ctx.sleep("1 hour")
+        return await ctx.step("end", lambda: did("end"))
+
+    async with working(app):
+        run = await work.submit()
+        while await run.state() is not ff.State.DELAYED:
+            await asyncio.sleep(0.01)
+        await clock.advance(minutes=50)
+        fork = await run.fork()
+        while await fork.state() is not ff.State.DELAYED:
+            await asyncio.sleep(0.01)
+        assert did.calls == []
+        await clock.advance(minutes=11)
+        assert [await run.result(), await fork.result()] == ["end", "end"]
+        assert await (await run.fork(before="end")).result() == "end"
 
 
 async def test_a_running_execution_can_be_forked_and_a_failed_one_too(app: ff.App) -> None:

@@ -12,7 +12,7 @@ import pytest
 import flowfabric as ff
 from flowfabric.values.wait import UsePending
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

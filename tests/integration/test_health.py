@@ -19,7 +19,7 @@ from flowfabric.worker.health import WORKER_METRICS, HealthServer, measured
 from tests.integration.test_cli import run_here
 from tests.proxy import Proxy, proxies
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Watched:
         return [(type(one).__name__, one.kind) for one in self.told]
 
 
-async def test_a_final_failure_is_told_once_with_the_facts_and_a_retry_is_not(kit: Kit) -> None:
+async def test_a_final_failure_submits_its_hook_once_with_the_facts_and_a_retry_does_not(kit: Kit) -> None:
     watched = Watched(kit)
     run = await watched.boom.submit("broken")
     assert await watched.end(run) == "failed"
@@ -84,7 +84,7 @@ async def test_a_final_failure_is_told_once_with_the_facts_and_a_retry_is_not(ki
     assert len(watched.told) == 2
 
 
-async def test_success_cancel_and_what_never_ran_are_not_told_and_an_expiry_is(kit: Kit) -> None:
+async def test_an_expiry_submits_the_hook_and_success_cancel_and_skip_do_not(kit: Kit) -> None:
     watched = Watched(kit)
     assert await watched.end(await watched.fine.submit()) == "completed"
     cancelled = await watched.ask.submit()
@@ -105,7 +105,7 @@ async def test_success_cancel_and_what_never_ran_are_not_told_and_an_expiry_is(k
     assert len(watched.told) == 3
 
 
-async def test_an_escalated_wait_is_told_with_its_facts_and_still_waits(kit: Kit) -> None:
+async def test_an_escalated_wait_submits_its_hook_with_the_facts_and_still_waits(kit: Kit) -> None:
     watched = Watched(kit)
     run = await watched.ask.submit()
     await kit.run_all()
@@ -121,7 +121,7 @@ async def test_an_escalated_wait_is_told_with_its_facts_and_still_waits(kit: Kit
 
 
 @pytest.mark.parametrize("waits", ["alone", "beside another"])
-async def test_an_escalation_is_told_once_whatever_arrives_after_it(kit: Kit, waits: str) -> None:
+async def test_an_escalation_submits_its_hook_once_whatever_arrives_after_it(kit: Kit, waits: str) -> None:
     watched = Watched(kit)
 
     @watched.app.task(on_escalate="tell")

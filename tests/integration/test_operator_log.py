@@ -15,7 +15,7 @@ from tests.proxy import proxies
 from tests.support import Clock
 from tests.until import until
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 LINES = {
     "works": ["DEBUG works ID: started, attempt 1", "DEBUG works ID: succeeded after N s, attempt 1"],
     "flaky": [
@@ -79,18 +79,18 @@ async def test_each_start_and_end_of_an_execution_is_one_line_in_words(
 
     @app.task
     async def sleeps(ctx: ff.Context) -> None:
-        await ctx.sleep(0.2)
+        await ctx.sleep(1)
 
     @app.task
     async def cancelled() -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    @app.task(attempt_timeout=0.2)
+    @app.task(attempt_timeout=1)
     async def slow() -> None:
         await asyncio.Event().wait()
 
-    @app.task(attempt_timeout=0.2, retry=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(0.01)))
+    @app.task(attempt_timeout=1, retry=ff.RetryPolicy(max_retries=1, backoff=ff.Fixed(0.01)))
     async def retried(ctx: ff.Context) -> None:
         if ctx.attempt_index == 0:
             await asyncio.Event().wait()

@@ -74,6 +74,18 @@ async def _queue(ctx: ff.Context) -> None:
             await ctx.step(f"store {number}", str, number)
 
 
+async def _one_name(ctx: ff.Context) -> None:
+    """Which use of the name is whose depends on the order in which the branches come to it."""
+
+    async def one(number: int) -> None:
+        await ctx.step(f"fetch {number}", _fetch, number)
+        await ctx.step(f"check {number}", _fetch, (number + 1) % 3)
+        for n in range(2):
+            assert await ctx.step("store", str, 10 * number + n) == str(10 * number + n)
+
+    await asyncio.gather(*(one(number) for number in range(3)))
+
+
 async def _timeout(ctx: ff.Context) -> None:
     try:
         async with asyncio.timeout(0.02):
@@ -83,7 +95,7 @@ async def _timeout(ctx: ff.Context) -> None:
     await ctx.step("end", str, 2)
 
 
-@each("body", [_as_completed, _lock, _semaphore, _queue, _timeout])
+@each("body", [_as_completed, _lock, _semaphore, _queue, _one_name, _timeout])
 async def test_branches_that_meet_take_their_steps_in_the_same_order_again(kit: Kit, body: Body) -> None:
     app = ff.App("postgresql://nobody@nowhere/nothing")
 

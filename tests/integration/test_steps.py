@@ -17,9 +17,10 @@ import flowfabric as ff
 from flowfabric.testing import Kit
 from flowfabric.worker.durable import parking
 from tests.integration.conftest import Ledger
+from tests.support import end_sleeps
 from tests.until import until
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
 LONG = timedelta(hours=1)
 SHORT = timedelta(milliseconds=30)
@@ -369,7 +370,7 @@ async def test_a_step_has_retries_and_a_timeout_of_its_own(app: ff.App, did: Led
             await ctx.step_with(timeout=0.01)("late", asyncio.sleep, 1000)
         except TimeoutError:
             said.append("late")
-        said.append(await ctx.step_with(timeout=0.05, retry=fast)("slow", slow, True))
+        said.append(await ctx.step_with(timeout=0.5, retry=fast)("slow", slow, True))
         await ctx.sleep(SHORT)
         return said
 
@@ -433,9 +434,7 @@ async def test_a_sleep_frees_the_slot(app: ff.App, did: Ledger) -> None:
             await until_parked(run)
         assert await result(await other.submit()) == "ran"
         await until(lambda: not one._running and not one.held)
-        async with await ff.Engine.connect(app.dsn, notifications=False) as engine:
-            await engine._fetch("update flowfabric.clock set shift = interval '2 hours'")
-            await engine.run_timers("delay")
+        await end_sleeps(app.dsn)
         assert sorted([await result(run) for run in runs]) == sorted([*range(5), *range(5)])
 
 
@@ -719,16 +718,17 @@ async def test_a_handler_that_ignores_the_stop_blocks_no_other(app: ff.App, did:
     assert await run.state() is ff.State.DELAYED
 
 
-async def test_parking_survives_the_end_of_the_worker(app: ff.App, did: Ledger) -> None:
+async def test_parking_survives_the_end_of_the_worker(app: ff.App, database: str, did: Ledger) -> None:
     @app.task
     async def patient(ctx: ff.Context) -> int:
         one = await ctx.step("one", did.entry("one", 1))
-        await ctx.sleep(0.2)
+        await ctx.sleep(LONG)
         return int(one + await ctx.step("two", did.entry("two", 2)))
 
     async with worker(app):
         run = await patient.submit()
         await until_parked(run)
+    await end_sleeps(database)
     async with worker(app):
         assert await result(run) == 3
     assert did == ["one", "two"]

@@ -185,7 +185,7 @@ async def test_scoped_sessions_are_sessions(database: str, engine: CheckedEngine
     assert await engine.read_execution_state(run.execution_id) is ff.State.WAITING
 
 
-async def test_what_is_no_connection_is_refused_by_name(database: str) -> None:
+async def test_an_object_that_is_no_connection_is_refused_by_name(database: str) -> None:
     app = an_app(database)
     ship = app.tasks["ship"]
     lite = sa.create_engine("sqlite://")

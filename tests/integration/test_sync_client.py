@@ -29,7 +29,7 @@ from flowfabric.errors import ConnectionFailed, Purged, TransportError
 from flowfabric.values.lane import LaneState
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -392,7 +392,7 @@ print(run.state())
     )
     done = subprocess.run(
         [sys.executable, "-X", "dev", program],
-        env={"FLOWFABRIC_DSN": database}, capture_output=True, text=True, timeout=20, check=False,
+        env={"FLOWFABRIC_DSN": database}, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert (done.stdout, done.stderr) == ("waiting\n", "")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import types
 from datetime import timedelta
@@ -18,15 +17,16 @@ from flowfabric.values.worker import Serves
 from tests.integration.test_cli import call
 from tests.kept import *  # noqa: F403 - its fixtures
 from tests.support import WORKER
+from tests.until import PATIENCE, until
 
 
 def make_app(dsn: str, **options: Any) -> ff.App:
     app = ff.App(dsn=dsn)
 
     @app.task(name="greet", **options)
-    async def greet(ctx: ff.Context, wait: float = 0) -> str:
-        if wait:
-            await ctx.sleep(wait)
+    async def greet(ctx: ff.Context, waits: bool = False) -> str:
+        if waits:
+            await ctx.wait_for("go")
         return f"{options.get('version')}"
 
     return app
@@ -53,7 +53,7 @@ def test_a_wrong_version_is_refused_where_it_is_written(options: dict[str, Any],
     assert refused.value.field == field
 
 
-def test_an_unknown_option_is_told_beside_the_versions() -> None:
+def test_an_unknown_option_is_reported_beside_the_versions() -> None:
     with pytest.raises(ff.InvalidInput, match="did you mean 'version'"):
         make_app("postgresql://nowhere", versoin=2)
 
@@ -64,20 +64,17 @@ async def test_old_and_new_workers_share_a_lane_and_each_finishes_what_it_began(
     old, new, plain = (make_app(database, **each) for each in ({"version": 1}, {"version": 2}, {}))
     async with old, new, plain:
         async with ff.Worker(old, poll=0.1):
-            first = await old.tasks["greet"].submit(0.4)
-            while (await plain_engine.read_execution(first.execution_id)).version is None:  # type: ignore[union-attr]
-                await asyncio.sleep(0.01)
+            first = await old.tasks["greet"].submit(True)
+            await until(lambda: first.waits())
         async with ff.Worker(new, poll=0.1), ff.Worker(plain, poll=0.1):
-            second = await new.tasks["greet"].submit(0)
-            assert await second.result(timeout=30) in ("2", "None")
-            found = await plain_engine.find_unserved([first.execution_id])
-            while not found:  # until its sleep is over
-                await asyncio.sleep(0.02)
-                found = await plain_engine.find_unserved([first.execution_id])
+            second = await new.tasks["greet"].submit()
+            assert await second.result(timeout=PATIENCE) in ("2", "None")
+            await first.signal("go")
+            found = await until(lambda: plain_engine.find_unserved([first.execution_id]))
             assert (found[0].version, found[0].live_workers) == (1, 2)
         both = make_app(database, version=3, compatible_with=[2, 1])
         async with both, ff.Worker(both, poll=0.1):
-            assert await first.result(timeout=30) == "3"
+            assert await first.result(timeout=PATIENCE) == "3"
         record = await plain_engine.read_execution(first.execution_id)
         assert record is not None and record.version == 1
 

@@ -32,7 +32,7 @@ from tests import sampling
 from tests.interleave import Party, waiting
 from tests.support import Clock
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which what should have happened counts as missing. Nothing waits this long when all is well."""
 
 
@@ -288,16 +288,34 @@ async def test_a_result_that_cannot_be_stored_takes_no_other_with_it(
 # Heartbeats and interruptions
 
 
+async def test_a_worker_is_not_idle_while_its_last_result_lets_other_work_continue(app: ff.App) -> None:
+    @app.task
+    async def child() -> int:
+        await asyncio.sleep(0.3)  # claims have found nothing for longer than a worker needs to count as idle
+        return 1
+
+    @app.task
+    async def parent() -> int:
+        return 1 + await (await child.submit()).result()
+
+    run = await parent.submit()
+    await asyncio.wait_for(ff.Worker(app, poll=600).run(until_idle=True), PATIENCE)
+    assert await run.state() is ff.State.COMPLETED
+
+
 async def test_a_handler_that_blocks_the_loop_for_several_lease_times_keeps_its_lease(app: ff.App) -> None:
     @app.task
     async def job() -> str:
-        time.sleep(1.5)  # three and a half lease times
+        time.sleep(3)  # three lease times
         return "done"
 
-    run = await job.submit()
-    async with working(app, lease_ttl=0.4):
-        assert await run.result(PATIENCE) == "done"
-    assert len(await run.attempts()) == 1
+    async with working(app, lease_ttl=1):
+        for _ in range(3):  # a machine that stops the whole process for a second takes the lease away
+            run = await job.submit()
+            assert await run.result(PATIENCE) == "done"
+            if len(await run.attempts()) == 1:
+                return
+    raise AssertionError("it has lost its lease each time")
 
 
 async def test_a_heartbeat_without_a_response_is_sent_again_in_time(app: ff.App, calls: Calls) -> None:
@@ -309,14 +327,13 @@ async def test_a_heartbeat_without_a_response_is_sent_again_in_time(app: ff.App,
 
     @app.task
     async def job() -> str:
-        await asyncio.sleep(3)
+        await until(lambda: calls.counts["renew_many"] > 2)
         return "done"
 
     run = await job.submit()
-    async with working(app, lease_ttl=1.5):
+    async with working(app, lease_ttl=3):
         assert await run.result(PATIENCE) == "done"
     assert len(await run.attempts()) == 1
-    assert calls.counts["renew_many"] > 1
 
 
 async def test_a_transaction_over_one_execution_costs_its_worker_no_other_lease(
@@ -331,7 +348,7 @@ async def test_a_transaction_over_one_execution_costs_its_worker_no_other_lease(
         return "done"
 
     runs = await job.submit_many([()] * 4)
-    async with working(app, lease_ttl=1, concurrency=4) as worker:
+    async with working(app, lease_ttl=2, concurrency=4) as worker:
         await until(lambda: len(worker.handlers.held) == 4)
         held = dict(worker.handlers.held)
         async with sql.transaction():
@@ -435,13 +452,17 @@ async def test_an_earlier_run_that_lingers_does_not_disturb_the_lease_of_the_nex
                 await again.wait()
             return "first"
         again.set()
-        await asyncio.sleep(1.5)  # some lease times
+        await asyncio.sleep(2.5)  # some lease times
         return "second"
 
-    async with working(app, lease_ttl=0.4):
-        run = await job.submit()
-        assert await run.result(PATIENCE) == "second"
-    assert len(await run.attempts()) == 1
+    async with working(app, lease_ttl=1):
+        for _ in range(3):  # a machine that stops the whole process for a second takes the lease away
+            again.clear()
+            run = await job.submit()
+            assert await run.result(PATIENCE) == "second"
+            if len(await run.attempts()) == 1:
+                return
+    raise AssertionError("it has lost its lease each time")
 
 
 Take = Callable[[ff.App, "ff.Run[Any]", Clock], Awaitable[None]]
@@ -887,10 +908,12 @@ async def test_what_was_submitted_before_a_worker_announced_its_sleep_and_commit
     await watching.close()
 
 
+@pytest.mark.parametrize("notifications", [True, False])
 async def test_a_worker_in_front_of_a_long_denied_backlog_asks_again_until_it_finds_work(
-    app: ff.App, sql: asyncpg.Connection[Any]
+    database: str, sql: asyncpg.Connection[Any], notifications: bool
 ) -> None:
     """Each claim moves a thousand aside and takes nothing, until the one behind them."""
+    app = ff.App(database, notifications=notifications)
 
     @app.task
     async def job() -> str:
@@ -912,6 +935,28 @@ async def test_a_worker_in_front_of_a_long_denied_backlog_asks_again_until_it_fi
     async with working(app, poll=600, duties=False):
         assert await run.result(PATIENCE) == "done"
     assert await sql.fetchval("select count(*) from flowfabric.blocked") == 7000
+    await app.close()
+
+
+async def test_a_worker_in_front_of_a_damaged_budget_sleeps_and_is_woken_by_other_work(
+    app: ff.App, sql: asyncpg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task
+    async def job() -> str:
+        return "done"
+
+    engine = (await app.client()).engine
+    damaged = (await engine.create_budget(name="d", dimensions=["t"], hard_limits=[1], soft_limits=[0])).budget_id
+    stuck = await job.options(budgets=["d"]).submit()
+    await sql.execute("delete from flowfabric.budget_head")
+    sleeping = "select count(*) from flowfabric.sleeper where lane <> ''"
+    async with working(app, poll=600, duties=False):
+        for _ in range(3):
+            await until_true(lambda: sql.fetchval(sleeping))
+            assert await (await job.submit()).result(PATIENCE) == "done"
+        await engine.reset_budget(damaged)
+        assert await stuck.result(PATIENCE) == "done"
+    assert sum(f"budget {damaged}" in one.getMessage() for one in caplog.records) == 1, "reported once"
 
 
 async def test_a_listener_whose_driver_is_confused_listens_again(app: ff.App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1115,12 +1160,12 @@ async def test_randomly_lost_calls_and_responses_change_nothing(
     for task in (parent, plain, child):
         quiet.tasks[task.name] = task
     client = await quiet.client()
-    runs = [*await client.submit_many("parent", range(60)), *await client.submit_many("plain", range(60))]
     workers = [ff.Worker(app, concurrency=10, lease_ttl=1, poll=0.1) for _ in range(2)]
     flaky.is_calm = True
     for worker in workers:
         await worker.start()
     flaky.is_calm = False
+    runs = [*await client.submit_many("parent", range(60)), *await client.submit_many("plain", range(60))]
     for n, run in enumerate(runs):
         assert await run.result(PATIENCE) == (2 * n if n < 60 else n - 60)
     flaky.is_calm = True

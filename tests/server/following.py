@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 class Got(NamedTuple):

@@ -42,6 +42,9 @@ async def test_an_execution_is_cancelled_replayed_and_forked(
     fork = await client.post(f"{url}/fork", json={"arguments": {"b": 3}})
     assert (fork.status_code, fork.json()["forked_from"]) == (201, execution_id)
     assert (await client.get(f"{fork.headers['Location']}/input")).json()["input"] == {"a": 1, "b": 3}
+    wrong = await client.post(f"{url}/fork", json={"arguments": {"b": 3, "promt": 1}})
+    assert (wrong.status_code, wrong.json()["errors"][0]["pointer"]) == (422, "/arguments/promt"), wrong.text
+    assert "a, b" in wrong.text
     nothing = await client.post(f"{url}/fork", json={"before_step": "never"})
     assert (nothing.status_code, nothing.json()["errors"][0]["pointer"]) == (400, "/before_step")
     attempts = (await client.get(f"{url}/attempts")).json()["items"]

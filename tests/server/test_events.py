@@ -27,7 +27,7 @@ from tests.support import claim_one, end_one, started, submit, submit_member
 from tests.until import until
 
 EVENTS = "/v1/events"
-TTL = timedelta(seconds=10)
+TTL = timedelta(hours=1)
 
 
 async def mixed(engine: ff.Engine) -> dict[str, Any]:

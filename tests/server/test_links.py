@@ -187,7 +187,7 @@ NOT_ANSWERABLE = (
 )  # fmt: skip
 
 
-async def test_whoever_guesses_gets_one_answer_byte_for_byte(
+async def test_every_guess_gets_the_same_answer_byte_for_byte(
     anybody: httpx.AsyncClient, plain_engine: ff.Engine, clock: Clock, service: Service
 ) -> None:
     ways: dict[str, dict[str, Any]] = {

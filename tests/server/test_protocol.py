@@ -21,7 +21,7 @@ from tests.server.test_limits import SECRET, Rig
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BOTH = (HttpToolsProtocol, H11Protocol)
-PATIENCE = 30.0
+PATIENCE = 60.0
 HEAD_BYTES = 8192
 
 

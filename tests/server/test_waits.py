@@ -99,7 +99,7 @@ async def test_two_keys_are_two_people_and_one_key_twice_is_one(client_of: MakeC
     ]  # fmt: skip
 
 
-async def test_nobody_says_in_the_body_who_decides(client: httpx.AsyncClient, plain_engine: ff.Engine) -> None:
+async def test_the_body_cannot_say_who_decides(client: httpx.AsyncClient, plain_engine: ff.Engine) -> None:
     one = await wait(plain_engine)
     for route in ("approve", "reject", "signal"):
         for member in ("by", "source_identity", "source_type"):

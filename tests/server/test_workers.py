@@ -14,7 +14,7 @@ from tests.each import Rows
 from tests.server.conftest import MakeClient
 from tests.support import Clock, started, submit
 
-TTL = timedelta(seconds=10)
+TTL = timedelta(seconds=60)
 CLAIM = "/v1/workers/pool/claim"
 
 
@@ -39,7 +39,7 @@ async def test_live_workers_are_listed_by_namespace(
     assert [(one["namespace"], one["worker_instance_id"]) for one in every] == [
         ("", "w-1"), ("a", "w-2"), ("a", "w-3"), ("b", "w-2"),
     ]  # fmt: skip
-    assert (every[0]["liveness_ttl_seconds"], every[0]["kinds"]) == (10.0, {"greet": []})
+    assert (every[0]["liveness_ttl_seconds"], every[0]["kinds"]) == (60.0, {"greet": []})
     for by in (client, client_of(Scope.READ, namespaces=("a", "b"))):
         own = await everything(by, "/v1/workers", namespace="a")
         assert [one["worker_instance_id"] for one in own] == ["w-2", "w-3"]

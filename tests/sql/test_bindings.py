@@ -97,7 +97,7 @@ async def test_a_submission_gets_what_is_bound_to_all_of_its_scope(engine: Check
     assert await limits(engine, made[0]) == expected
 
 
-async def test_what_is_bound_comes_on_top_of_what_a_submission_names(engine: CheckedEngine) -> None:
+async def test_bound_limits_are_added_to_those_a_submission_names(engine: CheckedEngine) -> None:
     bound, named = await make(engine), await make(engine)
     await engine.bind_limit(bound, ff.Bind(kind="test"))
     policy = ExecutionPolicy(budget_ids=(named, bound), budget=OwnBudget(hard={"t": 1}))

@@ -95,7 +95,7 @@ BROKEN = {
 
 @each("what", BROKEN)
 @each("way", ["claim", "claim_for_worker"])
-async def test_what_cannot_be_read_or_written_stops_the_claim(stage: Stage, what: str, way: str) -> None:
+async def test_a_damaged_budget_that_stops_the_claim(stage: Stage, what: str, way: str) -> None:
     await stage.empty()
     one, two = await stage.company(2)
     quota = (await one.create_quota_policy(name="q", max_requests_per_window=5, max_concurrent=5)).quota_policy_id
@@ -152,10 +152,12 @@ async def test_damaged_numbers_of_a_budget_admit_nothing_and_the_table_refuses_t
                     await call()
                 assert (refused.value.kind, str(damaged) in str(refused.value)) == ("corruption", True), name
             assert await states(engine, made) == {(ff.State.WAITING, "waiting_for_worker", None)}
+            assert (await engine.get_budget_status(damaged)).name == "damaged", "who repairs it reads it first"
             # Nothing of another budget is in the way.
             others = await many(engine, 1, sound, lane_id="other")
             assert [one.execution_id for one in await engine.claim_many("other", **WORKER, limit=9)] == others
             await engine.report_usage_admin(sound, dimensions=["tokens"], deltas=[1])
+            assert {one.name for one in (await engine.list_budgets()).items} == {"damaged", "sound"}
             assert (await engine.reconcile_budget_counters()).wrong == 1
         await sql.execute("delete from flowfabric.budget_head; insert into flowfabric.budget_head table public.saved")
     await sql.execute("drop table public.saved")
@@ -170,6 +172,8 @@ async def test_a_damaged_budget_stops_no_other_work(plain_engine: ff.Engine, sql
     under = [one for _ in range(3) for one in await many(engine, 800, damaged, priority=5)]
     free = await many(engine, 1, priority=5)
     under += await many(engine, 40, damaged, priority=5)
+    for _ in range(600):  # each with limits of its own, of which a claim reads a few
+        under += await many(engine, 1, damaged, BudgetId(engine.mint_id()), priority=5)
     behind = [*free, *await many(engine, 3), *await many(engine, 2, sound)]
     other = await many(engine, 2, lane_id="other")
     await sql.execute("delete from flowfabric.budget_head where budget_id = $1", damaged)
@@ -182,6 +186,8 @@ async def test_a_damaged_budget_stops_no_other_work(plain_engine: ff.Engine, sql
             await call
         assert (refused.value.kind, str(damaged) in str(refused.value)) == ("corruption", True)
     assert await states(engine, under[:3]) == {(ff.State.WAITING, "waiting_for_worker", None)}
+    with pytest.raises(ff.FlowFabricError, match="reset_budget repairs it"):
+        await engine.update_budget(damaged, hard={"tokens": 20})
     await engine.reset_budget(damaged)
     assert (await engine.get_budget_status(damaged)).hard_limits == {"tokens": 10}
     assert [one.execution_id for one in await claim(engine, 3)] == under[:3]
@@ -199,18 +205,20 @@ async def test_the_reset_of_a_damaged_budget_keeps_what_is_held(
         assert isinstance(await engine.reserve_usage(one.handle, {"tokens": 2, "other": 1}), Reserved)
         running.append(one)
     (waiting,) = await many(engine, 1, damaged)
+    await engine.report_usage_admin(damaged, dimensions=["tokens"], deltas=[99])
     await sql.execute("alter table flowfabric.budget_head drop " + CHECKS)
     await sql.execute("update flowfabric.budget_head set used = '{}'")
     await engine.reset_budget(damaged)
     found = await engine.get_budget_status(damaged)
     assert (found.usage.get("tokens", 0), found.held, found.generation) == (0, {"tokens": 4, "other": 2}, 1)
+    assert found.breach_count == 1, "counters of breaches never decrease"
     assert [one.execution_id for one in await claim(engine)] == [waiting]
     for one in running:
         await engine.complete(one.handle)
     assert (await engine.get_budget_status(damaged)).held == {}
 
 
-async def test_a_budget_without_numbers_that_nobody_created_limits_nothing(
+async def test_a_budget_without_numbers_that_was_never_created_limits_nothing(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
     unknown = BudgetId(plain_engine.mint_id())
@@ -236,7 +244,7 @@ async def test_a36_rows_that_stay_held_do_not_hide_those_whose_budget_was_reset(
     stage: Stage, parties: list[Party]
 ) -> None:
     one, two, _ = parties
-    shut, reset = await budget(one, "shut", used=10), await budget(one, "reset", used=10)
+    shut, reset = sorted([await budget(one, name, used=10) for name in ("a", "b")])
     await many(one, 250, shut)
     (last,) = await many(one, 1, reset)
     assert await claim(one) == []
@@ -247,7 +255,11 @@ async def test_a36_rows_that_stay_held_do_not_hide_those_whose_budget_was_reset(
     await two.commit()
     await stage.watch.execute("delete from flowfabric.limit_due")
     assert await claim(one) == []
-    await Unblock(one).run_once()
+    duty = Unblock(one)
+    duty.batch, duty.allowance = 1, 0.0  # a page is one limit: that of the 250 comes first
+    assert await duty.run_once() == 0
+    assert await claim(one) == []
+    assert await duty.run_once() == 1, "the next round does not read the same page"
     assert [each.execution_id for each in await claim(one)] == [last]
     await stage.audit()
 

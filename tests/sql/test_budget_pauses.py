@@ -299,7 +299,7 @@ async def test_a_hard_limit_that_only_warns_is_a_soft_limit_in_events(engine: ff
     assert await told(engine) == [("budget_soft_limit_reached", "t", 11, 10)]
 
 
-async def test_what_a_pause_gives_back_does_not_let_it_continue(engine: ff.Engine) -> None:
+async def test_an_amount_that_a_pause_gives_back_does_not_let_it_continue(engine: ff.Engine) -> None:
     budget, other = await make(engine, {"t": 10}), await make(engine, {"t": 10})
     held = await begun(engine, budget)
     assert isinstance(await engine.reserve_usage(held.handle, {"t": 6}), Reserved)

@@ -65,7 +65,7 @@ async def status(engine: ff.Engine, budget: BudgetId) -> BudgetStatus:
 
 
 async def reclaimed(engine: ff.Engine, held: Claimed) -> Claimed:
-    """The same execution in the hands of another worker, once its lease has expired."""
+    """The same execution, claimed by another worker once its lease has expired."""
     await engine.mark_lease_expired_if_due(held.execution_id)
     return await claim_one(engine, **OTHER)
 

@@ -580,6 +580,9 @@ async def test_the_clock_of_a_worker_decides_nothing(
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + int(shift * 1e9))
     hour = timedelta(hours=1)
     begun = await clock.now()
+    for name in ("a", "b"):
+        await plain_engine.register_worker(name, name, lanes=["default"], liveness_ttl=hour)
+    assert [one.worker_instance_id for one in (await plain_engine.list_workers("")).items] == ["a", "b"]
     first = await submit(plain_engine, execution_deadline_at=2 * hour)
     delayed = await submit(plain_engine, delay_until=hour)
     held = await claim_one(plain_engine, lease_ttl=hour)
@@ -598,7 +601,10 @@ async def test_the_clock_of_a_worker_decides_nothing(
 
     assert await plain_engine.claim(**WORKER) is None, "delayed and granted"
     assert (await plain_engine.run_timers("delay")).handled == 0
-    await clock.advance(seconds=3601)
+    await clock.advance(seconds=3000)
+    await plain_engine.heartbeat_worker("a")
+    await clock.advance(seconds=601)
+    assert [one.worker_instance_id for one in (await plain_engine.list_workers("")).items] == ["a"]
     assert (await plain_engine.run_timers("delay")).handled == 1
     assert (await plain_engine.run_timers("lease")).handled == 1
     assert {(await claim_one(plain_engine)).execution_id for _ in range(3)} == {first, delayed, granted}

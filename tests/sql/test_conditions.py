@@ -43,7 +43,7 @@ from tests.support import claim_one, new_id, started
 RANDOM = settings(
     max_examples=sampling.examples(150, 40),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
 )
 THROUGH_THE_ENGINE = settings(RANDOM, max_examples=sampling.examples(40))

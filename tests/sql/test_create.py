@@ -355,7 +355,7 @@ async def _holder(engine: ff.Engine) -> Claimed:
     return await claim_one(engine, lane_id="holder")
 
 
-async def test_a_key_apart_from_its_id_is_swept_when_its_time_is_over(
+async def test_a_key_apart_from_its_id_is_swept_when_it_has_expired(
     engine: CheckedEngine, sql: asyncpg.Connection[Any], clock: Clock
 ) -> None:
     given = id_in((_key_home("", "k") + 1) % 256)

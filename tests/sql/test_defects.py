@@ -407,12 +407,18 @@ async def test_at_the_cap_the_attempt_is_closed_and_the_end_is_announced(world: 
     assert shorthand(after.stored["event"])[-2:] == ["L:revoked", "K:failed"]
 
 
-@pytest.mark.parametrize("state", ["D.i", "B.operator"])
+@pytest.mark.parametrize("state", ["D.i", "B.operator", "A", "A resumed", "X", "V"])
 async def test_an_operator_does_not_start_what_is_not_eligible(world: World, state: str) -> None:
-    at = await world.reach("W.i" if state == "B.operator" else state)
+    """Nor what a worker owns, or lost: that is reclaimed."""
+    at = await world.reach({"B.operator": "W.i", "A resumed": "W.i"}.get(state, state))
     if state == "B.operator":
         await world.engine.block_execution_for_admission(at.id, "paused_by_operator")
+    resumed = await claim_one(world.engine) if state == "A resumed" else None
+    before = await world.picture(at.id)
     assert await outcome(world.engine.issue_grant_and_claim(at.id)) == "execution_not_eligible"
+    assert await world.picture(at.id) == before
+    if resumed is not None:
+        await world.engine.complete(resumed.handle)
 
 
 async def test_a_resumed_claim_needs_a_grant_and_keeps_the_attempt(world: World) -> None:
@@ -443,8 +449,13 @@ async def test_a_delay_does_not_destroy_the_deadline_nor_a_promotion_clear_it(wo
     await world.engine.delay(at.handle, 10 * SECOND)
     assert (await world.record(at.id)).deadline_at == deadline
     await world.clock.advance(seconds=11)
+    assert (await world.record(at.id)).stored_blocking_reason == "waiting_for_delay"
     assert (await world.engine.run_timers("delay")).handled == 1
-    assert (await world.record(at.id)).deadline_at == deadline
+    promoted = await world.record(at.id)
+    assert (promoted.deadline_at, promoted.delay_until) == (deadline, None)
+    assert (promoted.public_state, promoted.stored_blocking_reason, promoted.blocking_detail) == (
+        ff.State.WAITING, "waiting_for_worker", None,
+    )  # fmt: skip
     await world.clock.advance(hours=1)
     assert (await world.engine.run_timers("deadline")).handled == 1
     assert await world.at(at.id) == "T:expired"
@@ -593,7 +604,7 @@ async def test_every_cancel_writes_one_completion_event(world: World, source: st
     assert [word for word in events if word[0] == "K"] == ["K:cancelled"]
 
 
-async def test_a_reader_gets_the_events_of_all_partitions_and_goes_on_where_it_stopped(world: World) -> None:
+async def test_a_reader_gets_the_events_of_all_partitions_and_continues_where_it_stopped(world: World) -> None:
     ids = [await submit(world.engine, execution_id=id_in(p)) for p in (255, 0, 17)]
     for _ in ids:
         await world.engine.complete((await claim_one(world.engine)).handle)

@@ -520,7 +520,7 @@ async def everything(stage: Stage, parties: list[Party]) -> Scene:
 
 def cancelled(chosen: str = "cancel_all") -> Build:
     async def build(stage: Stage, parties: list[Party]) -> Scene:
-        """The same after the header, when its grace is over."""
+        """The same after the header, when its grace has passed."""
         scene = await everything(stage, parties)
         made = await header(chosen).call(scene, parties[0])
         assert isinstance(made, FlowCancelHeader)

@@ -498,7 +498,7 @@ async def test_two_callers_with_one_revision(engine: CheckedEngine) -> None:
 
 
 @pytest.mark.both_servers
-async def test_what_cannot_be_an_edge(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
+async def test_edges_that_are_refused(engine: CheckedEngine, sql: asyncpg.Connection[Any]) -> None:
     flow = await empty_flow(engine, "a", "b", "c")
     await flow.stage("a", "b")
     await flow.stage("b", "c")
@@ -1005,7 +1005,7 @@ async def test_replay_of_a_member_cancelled_while_it_waited(engine: CheckedEngin
 # Summaries
 
 
-async def test_what_a_summary_says(engine: CheckedEngine) -> None:
+async def test_the_fields_of_a_summary(engine: CheckedEngine) -> None:
     running = await submitted(engine, {"a": (), "b": ("a",)})
     await running.claim("a")
     suspended = await submitted(engine, {"a": ()})

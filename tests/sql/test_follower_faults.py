@@ -402,7 +402,7 @@ async def test_a_quiet_follower_with_checkpoints_is_woken_only_when_one_is_due(
     await events.aclose()
 
 
-async def test_an_abandoned_iteration_is_forgotten_and_a_cancelled_one_goes_on(plain: ff.Engine) -> None:  # noqa: F811
+async def test_an_abandoned_iteration_is_forgotten_and_a_cancelled_one_continues(plain: ff.Engine) -> None:  # noqa: F811
     """A cancelled `anext` takes no event with it, wherever it was cancelled."""
     begin = await end_of_log(plain)
     events = await plain.subscribe_completion(after=begin)

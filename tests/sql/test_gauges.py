@@ -20,7 +20,7 @@ async def test_an_empty_deployment_has_only_zeros(engine: CheckedEngine) -> None
     assert found.denials == Denials(budgets={}, rate=0, concurrency=0)
 
 
-async def test_what_waits_runs_and_failed_is_counted(engine: CheckedEngine, clock: Clock) -> None:
+async def test_waiting_running_and_failed_executions_are_counted(engine: CheckedEngine, clock: Clock) -> None:
     suspended = await started(engine)
     await engine.suspend(suspended.handle, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=on("k"))
     failed = await started(engine)

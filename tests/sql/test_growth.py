@@ -66,7 +66,7 @@ async def test_a_place_of_31_bits_is_never_above_its_position(sql: asyncpg.Conne
     assert wrong == []
 
 
-async def test_locks_of_a_role_that_may_only_connect_stop_nobody(
+async def test_locks_of_a_role_that_may_only_connect_block_no_call(
     plain_engine: ff.Engine, database: str, sql: asyncpg.Connection[Any]
 ) -> None:
     await submit(plain_engine)

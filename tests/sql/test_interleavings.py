@@ -38,7 +38,7 @@ LEASE = timedelta(seconds=30)
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(timedelta(seconds=10)))
 
 
-# Where an execution stands, seen by the worker of the setup. "A" is active under that worker's lease, "A'" under
+# The state of an execution, seen by the worker of the setup. "A" is active under that worker's lease, "A'" under
 # another one; "lapsed" is an expired lease that is not marked yet.
 LIVE = ("A", "A'")
 LAPSED = ("A lapsed", "A' lapsed")
@@ -379,7 +379,7 @@ async def set_up(stage: Stage, engine: Party, start: str, *operations: Operation
 
 
 async def place_of(connection: asyncpg.Connection[Any], case: Case) -> tuple[str, bool]:
-    """Where the execution stands as this connection sees it, and whether its deadline is over."""
+    """The state of the execution as this connection sees it, and whether its deadline has passed."""
     row = await connection.fetchrow(
         """select e.state, e.pending, e.lease_lost, e.lease_id, e.blocking_reason,
                   e.lease_expires_at <= t.now as lapsed, coalesce(e.deadline_at <= t.now, false) as overdue,
@@ -406,7 +406,7 @@ async def place_of(connection: asyncpg.Connection[Any], case: Case) -> tuple[str
 
 
 def foretold(operation: Operation, case: Case, place: str, overdue: bool) -> tuple[str, str]:
-    """What an operation that finds the execution there answers, and where it then stands."""
+    """What an operation returns that finds the execution there, and its state afterwards."""
     if operation.name == "claim" and overdue:
         return "none", place
     if place in operation.acts:
@@ -793,7 +793,7 @@ endings = pytest.mark.parametrize("ending", ["commit", "rollback"])
 
 
 class Floor:
-    """A route whose floor stands at priority 10 and would rise to priority 1: what was there has ended."""
+    """A route whose floor is at priority 10 and would rise to priority 1: what was there has ended."""
 
     def __init__(self, stage: Stage, engine: Party) -> None:
         self.stage = stage

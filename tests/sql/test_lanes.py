@@ -135,7 +135,7 @@ async def test_opening_a_lane_wakes_a_worker_that_waits_on_it(
     assert claimed.execution_id == target
 
 
-async def test_what_waits_is_delayed_and_runs_is_counted_per_lane(engine: CheckedEngine, clock: Clock) -> None:
+async def test_waiting_delayed_and_running_executions_are_counted_per_lane(engine: CheckedEngine, clock: Clock) -> None:
     def counts(stats: Any) -> tuple[str, int, int, int]:
         return stats.lane_id, stats.depth, stats.delayed, stats.running
 

@@ -310,7 +310,7 @@ async def test_the_reconciler_of_budgets_checks_a_page_in_each_round(plain_engin
     await sql.execute("update flowfabric.budget_spend set is_known = true where execution_id = $1", UUID(int=5))
     duty = BudgetReconciler(plain_engine)
     duty.batch, duty.allowance, duty.place = 1, 0, None
-    # One page of budgets and one of the ledger. A round goes on while it finds something.
+    # One page of budgets and one of the ledger. A round continues while it finds something.
     assert [await duty.run_once() for _ in range(6)] == [0, 1, 2, 0, 0, 0]
 
 
@@ -343,7 +343,7 @@ async def test_a_page_that_fails_each_time_keeps_nobody_from_those_behind_it(kin
 
 @pytest.mark.parametrize("kind", [BudgetReconciler, EdgeRepair, QuotaReconciler, Unblock])
 async def test_a_round_goes_around_once_from_wherever_it_begins(kind: type[PagedDuty[Any]]) -> None:
-    """It ends earlier once its allowance is used up, and the next one goes on from there."""
+    """It ends earlier once its allowance is used up, and the next one continues from there."""
 
     class Counting(kind):  # type: ignore[misc, valid-type]
         async def page(self, after: int | None) -> tuple[int, int | None]:

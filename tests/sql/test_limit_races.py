@@ -186,6 +186,30 @@ async def test_claims_that_meet_new_keys_do_not_lock_each_other_out(stage: Stage
     await stage.audit()
 
 
+@interleaved
+async def test_an_execution_that_is_created_beside_the_claim_is_moved_aside_after_its_creation(stage: Stage) -> None:
+    """The claim read the time before, and stops while it records the slot of the first."""
+    await stage.empty()
+    one, two, lock = await stage.company(3)
+    policy = await quota(one, max_concurrent=1)
+    (first,) = await many(one, 1, policy)
+    await stage.watch.execute("""
+        create function public.stop() returns trigger language plpgsql as $$
+        begin perform pg_advisory_xact_lock(1); return new; end $$;
+        create trigger stop before insert on flowfabric.quota_slot for each row execute function public.stop()""")
+    try:
+        await lock.begin()
+        await lock.connection.execute("select pg_advisory_xact_lock(1)")
+        task = await waiting(stage.watch, one, claim(one), behind=lock)
+        (second,) = await many(two, 1, policy)
+        await lock.commit()
+        assert [each.execution_id for each in await asyncio.wait_for(task, PATIENCE)] == [first]
+    finally:
+        await stage.watch.execute("drop trigger stop on flowfabric.quota_slot; drop function public.stop")
+    assert (await state(two, second))[0] == ff.State.RATE_LIMITED
+    await stage.audit()
+
+
 async def test_an_empty_value_of_a_key_is_a_value(engine: CheckedEngine) -> None:
     policy = await quota(engine, key="tenant", max_concurrent=1)
     first, second = await many(engine, 2, policy, tags={"tenant": ""})

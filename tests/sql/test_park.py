@@ -242,7 +242,7 @@ async def test_two_children_that_end_at_once(stage: Stage, parties: list[Party],
     ended = [first, second].count("commit")
     if first == "rollback" and second == "commit":
         assert await state(stage, father) == "waiting_children"
-        assert await late(stage) == 1, "the second found it in the hands of the first"
+        assert await late(stage) == 1, "the second found it locked by the first"
     assert (await one.run_timers("parked")).handled == int(first == "rollback" and second == "commit")
     if ended:
         await goes_on(stage, one, father)
@@ -392,7 +392,7 @@ async def test_an_unknown_execution_counts_as_ended(stage: Stage, parties: list[
 
 
 @pytest.mark.both_servers
-async def test_what_was_purged_counts_as_ended(stage: Stage, parties: list[Party]) -> None:
+async def test_a_purged_execution_counts_as_ended(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
     father, son = await parent(one), await child(one)
     await one.complete(son.handle)
@@ -431,14 +431,14 @@ async def test_a_time_or_an_end_whichever_comes_first(stage: Stage, parties: lis
             assert (await one.run_timers("delay")).handled == 0
 
 
-async def test_a_time_that_has_come_keeps_the_lease(stage: Stage, parties: list[Party]) -> None:
+async def test_a_time_that_is_due_keeps_the_lease(stage: Stage, parties: list[Party]) -> None:
     one, *_ = parties
     father, son = await parent(one), await child(one)
     assert await park(one, father, son, until=await stage.clock.now()) == Parked(father.execution_id, False, "due")
     await one.complete(father.handle)
 
 
-async def test_a_wait_that_is_over_does_not_cut_a_later_one_short(stage: Stage, parties: list[Party]) -> None:
+async def test_a_wait_that_ended_does_not_cut_a_later_one_short(stage: Stage, parties: list[Party]) -> None:
     """Woken by one of two, it fails and waits for its retry: the end of the other is none of its business any more."""
     one, *_ = parties
     policy = ExecutionPolicy(retry_policy=ff.RetryPolicy(backoff=ff.Fixed(timedelta(hours=1))))
@@ -570,7 +570,7 @@ async def test_the_attempt_timeout_stands_still_while_parked(stage: Stage, parti
     assert timedelta(seconds=30) < left <= timedelta(seconds=40)
 
 
-async def test_what_is_parked_for_another_is_listed_and_counted_as_waiting_for_children(
+async def test_an_execution_parked_for_another_is_listed_and_counted_as_waiting_for_children(
     stage: Stage, parties: list[Party]
 ) -> None:
     one, *_ = parties

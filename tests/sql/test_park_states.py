@@ -206,7 +206,7 @@ def one_partition(made: Family) -> str:
         if any(word in expected.what.split() for word in words)
     ],
 )  # fmt: skip
-async def test_whatever_happens_first_wakes_it(stage: Stage, parties: list[Party], what: str, cause: str) -> None:
+async def test_the_first_event_wakes_it(stage: Stage, parties: list[Party], what: str, cause: str) -> None:
     one, _ = parties
     made = await family(stage, one, what)
     await made.park()
@@ -362,7 +362,7 @@ async def test_a_parked_execution_may_end(stage: Stage, parties: list[Party], wh
     assert (await one.run_timers("delay")).handled == 0
 
 
-async def test_what_is_parked_survives_a_replay_of_its_child(stage: Stage, parties: list[Party]) -> None:
+async def test_a_parked_execution_survives_a_replay_of_its_child(stage: Stage, parties: list[Party]) -> None:
     one, _ = parties
     made = await family(stage, one, "child")
     await one.complete(made.children[0].handle)

@@ -680,6 +680,8 @@ CALLS = [
         g.stepped.execution_id, before_step=("step 2 7", 0)), stepped_ended),
     Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id])),
     Call("read_steps", N, lambda g: g.engine.read_steps(ids(g.held))),
+    # No index has the order in which they were recorded: all steps of the execution are looked at.
+    Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id], limit=5)),
     # streams
     Call("append_frames", N, lambda g: g.engine.append_frames(
         [(one.handle, NewFrame(payload=b"x")) for one in g.held])),
@@ -817,6 +819,7 @@ CALLS = [
     Call("read_result", 1, lambda g: g.engine.read_result(g.done[3].execution_id)),
     Call("read_payload", 1, lambda g: g.engine.read_execution_context(g.done[3].execution_id)),
     Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id)),
+    Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id, after=0, limit=5)),
     Call("list_partition", 50, lambda g: g.engine.list_executions(home(g.wide.flow_id))),
     Call("find", 100, lambda g: g.engine.find_executions()),  # the newest of each of a thousand kinds
     Call("find", 100, lambda g: g.engine.find_executions(lane_ids=["far"])),
@@ -900,6 +903,7 @@ CALLS = [
     Call("list_budgets", 10, lambda g: g.engine.list_budgets(prefix="other", limit=10)),
     Call("list_spend", 10, lambda g: g.engine.list_spend(g.spent, limit=10)),
     Call("read_usage", 1, lambda g: g.engine.read_usage(g.spending[0].execution_id)),
+    Call("read_usage", 1, lambda g: g.engine.read_usage(g.spending[0].execution_id, limit=5)),
     # limits by name, and what they hold
     Call("find_limits", 2, lambda g: g.engine.find_limits(["spent"], ["full"])),
     Call("list_held", 10, lambda g: g.engine.list_held(g.full, limit=10)),
@@ -1178,6 +1182,45 @@ async def too_much(ground: Ground, call: Call) -> dict[str, str]:
         for what, found, most in (("rows", engine.handled, allowed), ("pages", pages, 2 * allowed))
         if found > most
     }
+
+
+# Open suspensions in a partition, each since another moment.
+OPEN = """
+insert into flowfabric.suspension
+    (partition, id, number, suspension_id, attempt_index, attempt_id, lease_id, lease_epoch, waitpoint_ids,
+     waitpoint_keys, reason_code, requested_by, resume_condition, resume_policy, suspended_at, is_early)
+select $1, gen_random_uuid(), 1, gen_random_uuid(), 0, gen_random_uuid(), gen_random_uuid(), 1, '{}', '{}',
+       'waiting_for_signal', 'worker', '{}', '{}', flowfabric.now() - n * interval '1 s', false
+from generate_series(1, 20000) n
+"""
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("statistics", STATISTICS)
+async def test_a_suspension_is_found_among_many_of_its_partition(ground: Ground, statistics: str) -> None:
+    engine = ground.engine
+    await ground.sql.execute("analyze")
+    await ground.sql.execute(STATISTICS[statistics])
+    read: dict[str, list[int]] = {}
+
+    async def counted(name: str, call: Awaitable[Any]) -> None:
+        await engine.count()
+        await call
+        read.setdefault(name, []).append(await engine.pages())
+
+    for others in (False, True):
+        for ends in ("deliver", "resume"):
+            async with engine.undone():
+                held, points = await ground.pending("alone", 0, "k")
+                if others:
+                    await ground.sql.execute(OPEN, home(held.execution_id))
+                await counted("suspend", engine.suspend_on(held.handle, points, on("k")))
+                await counted("expire", engine.expire_suspension(held.execution_id))
+                if ends == "deliver":
+                    await counted(ends, ground.send(held, points[0]))
+                else:
+                    await counted(ends, engine.resume_execution(held.execution_id))
+    assert not [name for name, pages in read.items() if max(pages) > min(pages) + 50], read
 
 
 MANY = 1_000_000

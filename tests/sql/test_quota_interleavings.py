@@ -17,7 +17,7 @@ from flowfabric.values.grant import GrantNotFound
 from flowfabric.values.ids import QuotaPolicyId, mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy
-from flowfabric.values.quota import Admitted, ConcurrencyExceeded
+from flowfabric.values.quota import Admitted, ConcurrencyExceeded, RateExceeded, quota_policy_id_of
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.sql.test_quotas import claim, occupancy
 from tests.support import WORKER
@@ -324,6 +324,28 @@ async def test_two_admissions_take_the_last_slot_once(stage: Stage, parties: lis
     await one.commit()
     assert await asyncio.wait_for(task, PATIENCE) == ConcurrencyExceeded()
     await stage.audit()
+
+
+async def test_an_entry_that_is_exactly_one_window_old_has_left(stage: Stage, parties: list[Party]) -> None:
+    """Time stands still in the transaction that asks."""
+    one, *_ = parties
+    policy = quota_policy_id_of("exact")
+    await one.begin()
+    await one.connection.execute("""
+        create or replace function flowfabric.now() returns timestamptz language sql volatile as $$
+        select current_setting('test.now')::timestamptz $$""")
+
+    async def ask(at: str) -> object:
+        await one.connection.execute(f"set local test.now = '2026-01-01 {at}'")
+        return await one.check_admission(policy, one.mint_id(), rate_limit=2, window=timedelta(minutes=1))
+
+    assert await ask("12:00:00") == Admitted()
+    assert await ask("12:00:30") == Admitted()
+    assert await ask("12:00:59.9") == RateExceeded(timedelta(milliseconds=100))
+    assert isinstance(await ask("12:00:59.999999"), RateExceeded)
+    assert await ask("12:01:00") == Admitted(), "an entry one window old does not count"
+    assert isinstance(await ask("12:01:29.999999"), RateExceeded)
+    await one.rollback()
 
 
 async def test_a_promoted_execution_that_another_locked_is_not_forgotten(stage: Stage, parties: list[Party]) -> None:

@@ -1,4 +1,8 @@
-"""Many connections under few policies, with crashes: no snapshot shows more than a cap allows, and all work ends."""
+"""Many connections under few policies, with crashes and grants that expire: no snapshot shows more than a cap allows.
+
+All work ends without the pass over all limits (`unblock`): the calls that make room, and what they leave for the duty
+of limits that are due, promote everything.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._duties import Unblock
 from flowfabric.errors import FlowFabricError
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
+from flowfabric.values.grant import Granted, ReclaimGranted
+from flowfabric.values.ids import mint_uuid
 from flowfabric.values.lease import Operator
 from flowfabric.values.policies import ExecutionPolicy
 from tests import sampling
@@ -92,7 +97,6 @@ class Crowd:
                 await engine.run_timers(kind)
             await engine.unblock_limited()
             if self._random.random() < 0.1:
-                await Unblock(engine).run_once()
                 await engine.reconcile_quotas()
                 await engine.sweep()
             if self._random.random() < 0.2:
@@ -106,13 +110,32 @@ class Crowd:
             while self._left > 0:
                 limit = self._random.choice([1, 2, 10])
                 ttl = timedelta(milliseconds=self._random.choice([20, 2000]))
-                if self._random.random() < 0.5:
-                    claimed = await engine.claim_lanes({"a": 2, "b": 2}, limit=limit, lease_ttl=ttl, **identity)
-                else:
-                    lane = self._random.choice(["a", "b"])
-                    claimed = await engine.claim_many(lane, limit=limit, lease_ttl=ttl, **identity)
-                for one in claimed:
-                    await self._try(self._end(engine, one))
+                lane = self._random.choice(["a", "b"])
+                match self._random.randrange(3):
+                    case 0:
+                        claimed = await engine.claim_lanes({"a": 2, "b": 2}, limit=limit, lease_ttl=ttl, **identity)
+                    case 1:
+                        claimed = await engine.claim_many(lane, limit=limit, lease_ttl=ttl, **identity)
+                    case _:
+                        claimed = []
+                        soon = timedelta(milliseconds=50)
+                        for one in await engine.claim_for_worker(lane, max_grants=limit, grant_ttl=soon, **identity):
+                            if self._random.random() < 0.7:  # others expire
+                                await self._try(self._consume(engine, one, claimed, lease_ttl=ttl, **identity))
+                for each in claimed:
+                    await self._try(self._end(engine, each))
+
+    async def _consume(
+        self, engine: ff.Engine, granted: Granted | ReclaimGranted, claimed: list[Claimed], **given: Any
+    ) -> None:
+        target = granted.grant.execution_id
+        if isinstance(granted, Granted):
+            claimed.append(await engine.claim_execution(target, lease_id=mint_uuid(), attempt_id=mint_uuid(), **given))
+        elif isinstance(
+            taken := await engine.reclaim_execution(target, lease_id=mint_uuid(), attempt_id=mint_uuid(), **given),
+            Claimed,
+        ):
+            claimed.append(taken)
 
     async def _end(self, engine: ff.Engine, one: Claimed) -> None:
         match self._random.randrange(12):

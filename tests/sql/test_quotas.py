@@ -353,6 +353,11 @@ async def test_a_full_window_has_room_when_its_own_key_has(engine: CheckedEngine
     (held,) = (await engine.list_held(policy)).items
     assert held.retry_at is not None
     assert round((held.retry_at - held.blocked_at).total_seconds()) == 50, "not when that of another key has"
+    await clock.advance(seconds=25)
+    assert await unblock(engine) == 0, "nor does the duty look at that of another key"
+    assert (await engine.reconcile_quotas()).entries == 1, "and only that has left"
+    await clock.advance(seconds=26)
+    assert await unblock(engine) == 1
 
 
 async def test_a_limit_that_holds_nothing_more_is_not_due_again(
@@ -395,7 +400,7 @@ async def test_a_retry_within_the_window_needs_no_second_token(engine: CheckedEn
     assert (await claim_one(engine)).execution_id == other
 
 
-async def test_an_entry_that_is_exactly_one_window_old_has_left(engine: CheckedEngine) -> None:
+async def test_a_rate_without_a_policy_is_one_for_each_dimension(engine: CheckedEngine) -> None:
     policy = QuotaPolicyId(mint_uuid())
     numbers: dict[str, Any] = {"window": 60 * SECOND, "rate_limit": 3, "jitter": SECOND}
     for _ in range(3):
@@ -599,7 +604,7 @@ async def test_the_duty_promotes_no_more_than_there_is_room_for(engine: CheckedE
     assert await occupancy(engine, policy) == (0, 8)
 
 
-async def test_what_a_scheduler_blocked_is_decided_by_the_next_claim(engine: CheckedEngine) -> None:
+async def test_the_next_claim_decides_about_an_execution_that_a_scheduler_blocked(engine: CheckedEngine) -> None:
     policy = await quota(engine, max_concurrent=1)
     first, second = await many(engine, 2, policy)
     await engine.block_execution_for_admission(first, "waiting_for_quota", reason_detail="mine")
@@ -767,7 +772,7 @@ async def test_a24_a_cap_is_a_cap_however_long_its_executions_run(engine: Checke
     assert await engine.check_admission(policy, other, **cap) == Admitted()
 
 
-async def test_a26_a_second_release_takes_nobodys_slot(engine: CheckedEngine) -> None:
+async def test_a26_a_second_release_frees_no_other_slot(engine: CheckedEngine) -> None:
     policy = await quota(engine, max_concurrent=5)
     ids = [await submit(engine) for _ in range(2)]
     for each in ids:

@@ -194,7 +194,7 @@ async def test_an_operator_skips_the_fence_and_no_other_check(
 
 
 @pytest.mark.parametrize("state", ["W.1", "W.r", "D.r", "D.i", "S", "W.s", "T:failed"])
-async def test_an_execution_that_is_not_active_is_told_with_all_four_facts(world: World, state: str) -> None:
+async def test_an_execution_that_is_not_active_is_refused_with_all_four_facts(world: World, state: str) -> None:
     at = await world.reach(state)
     before = await world.record(at.id)
     with pytest.raises(ExecutionNotActive) as caught:

@@ -130,14 +130,20 @@ async def test_a12_without_a_signing_key_there_are_no_grants_and_leases_all_the_
 
 
 async def test_a25_a_live_grant_hides_its_execution_and_nothing_behind_it(engine: CheckedEngine) -> None:
-    first, second = await submit(engine, priority=9), await submit(engine)
+    """Nor does a claim that meets it give its slot back."""
+    quota, policy = await capped(engine, 2)
+    first, second, third = [await submit(engine, policy=policy, priority=9 - n) for n in range(3)]
     grant = await engine.claim_for_worker(**WORKER)
     assert isinstance(grant, Granted)
     assert grant.grant.execution_id == first
     assert await granted(engine, **B) == [second]
+    assert await slots(engine, quota) == (2, 1)
     assert await engine.claim_for_worker(**B) == NoWork()
     assert await engine.claim(**B) is None
+    assert await slots(engine, quota) == (2, 1)
+    assert await engine.read_execution_state(third) == "rate_limited"
     assert (await consumed(engine, grant)).execution_id == first
+    assert await slots(engine, quota) == (2, 1)
 
 
 async def test_a27_a_lost_lease_is_granted_as_a_reclaim(engine: CheckedEngine, clock: Clock) -> None:

@@ -194,7 +194,7 @@ async def outcomes(engine: ff.Engine) -> list[str]:
     return [f"{one.operation} {one.outcome}" for one in (await engine.list_operator_audit()).items]
 
 
-async def test_what_an_actor_does_and_its_row_commit_together(
+async def test_an_action_and_its_row_of_the_audit_log_commit_together(
     plain_engine: ff.Engine, sql: asyncpg.Connection[Any]
 ) -> None:
     target = await submit(plain_engine)
@@ -209,7 +209,7 @@ async def test_what_an_actor_does_and_its_row_commit_together(
     )  # fmt: skip
 
 
-async def test_events_carry_the_actor_and_only_while_somebody_acts(plain_engine: ff.Engine) -> None:
+async def test_events_carry_the_actor_only_inside_an_acting_transaction(plain_engine: ff.Engine) -> None:
     first, second = await submit(plain_engine), await submit(plain_engine)
     async with plain_engine.acting(alice()) as engine:
         await engine.change_priority(first, 7)

@@ -166,7 +166,7 @@ async def test_a_version_is_kept_and_other_code_must_serve_it(engine: CheckedEng
     assert await may_claim(engine, new) == [True]
 
 
-async def test_what_is_left_of_the_time_of_an_attempt_is_kept(engine: CheckedEngine, clock: Clock) -> None:
+async def test_the_remaining_time_of_an_attempt_is_kept(engine: CheckedEngine, clock: Clock) -> None:
     policy = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=20)))
     claimed = await begun(engine, policy=policy)
     await clock.advance(seconds=5)
@@ -443,7 +443,7 @@ async def test_a_call_that_meets_a_stop_waits_for_it(stage: Stage, second: str, 
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 @pytest.mark.parametrize("first", ["claim", "open", "cancel", "unblock"])
 @pytest.mark.parametrize("second", ["claim", "open", "cancel", "unblock"])
-async def test_what_happens_to_a_stopped_execution_at_the_same_time_leaves_one_row_or_none(
+async def test_concurrent_calls_on_a_stopped_execution_leave_one_row_or_none(
     stage: Stage, first: str, second: str, ending: str
 ) -> None:
     await stage.empty()

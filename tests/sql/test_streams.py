@@ -88,7 +88,7 @@ async def test_only_the_holder_of_a_live_lease_appends(world: World, state: str)
     assert await world.sql.fetchval("select count(*) from flowfabric.frame") == 0
 
 
-async def test_a_lapsed_lease_that_nobody_marked_is_stale_and_stays_unmarked(world: World) -> None:
+async def test_a_lapsed_lease_that_was_never_marked_is_stale_and_stays_unmarked(world: World) -> None:
     at = await world.reach("A")
     await world.clock.advance(seconds=31)
     before = await world.picture(at.id)

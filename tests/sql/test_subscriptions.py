@@ -198,7 +198,7 @@ async def test_every_cursor_in_every_form_continues_with_the_rest(plain: ff.Engi
 
 
 @pytest.mark.both_servers
-async def test_a_filter_yields_its_part_of_the_log_whoever_reads(plain: ff.Engine) -> None:
+async def test_a_filter_yields_its_part_of_the_log_to_every_reader(plain: ff.Engine) -> None:
     """Stored events are read by the database's filter, new ones by the loop's; both are the written rule."""
     early = await end_of_log(plain)
     made = await mixed(plain)

@@ -145,7 +145,7 @@ CREATE_REFUSALS = [
 
 
 @pytest.mark.parametrize(("first", "faults"), CREATE_REFUSALS)
-async def test_what_refuses_a_waitpoint_first_is_told(world: SuspendingWorld, first: str, faults: str) -> None:
+async def test_a_refused_waitpoint_names_the_first_reason(world: SuspendingWorld, first: str, faults: str) -> None:
     wait = await world.pend(lease_ttl=30 * SECOND)
     handle = wait.handle
     if "many" in faults:
@@ -254,7 +254,7 @@ CLOSING = [
 
 
 @pytest.mark.parametrize(("reach", "answer", "reason"), CLOSING, ids=lambda value: getattr(value, "__name__", value))
-async def test_what_closing_a_waitpoint_answers(
+async def test_what_closing_a_waitpoint_returns(
     world: SuspendingWorld, reach: Callable[[SuspendingWorld, Waiting], Awaitable[UUID]], answer: str, reason: str
 ) -> None:
     wait = await world.pend()
@@ -287,7 +287,7 @@ async def test_closing_says_why_when_nothing_is_said(world: SuspendingWorld) -> 
 
 
 @pytest.mark.both_servers
-async def test_a_pending_waitpoint_expires_when_its_time_has_come_and_not_before(world: SuspendingWorld) -> None:
+async def test_a_pending_waitpoint_expires_when_it_is_due_and_not_before(world: SuspendingWorld) -> None:
     wait = await world.pend(expires_in=MINUTE)
     await world.pend("later", of=wait, expires_in=HOUR)
     sent = await world.accept(wait, "k")
@@ -514,9 +514,7 @@ RULES = [
 
 @pytest.mark.parametrize("by", ["handle", "triple"])
 @pytest.mark.parametrize("state", ["A", "S", "missing"])
-async def test_the_first_rule_that_is_broken_is_told_whatever_the_state(
-    world: SuspendingWorld, by: str, state: str
-) -> None:
+async def test_the_first_broken_rule_is_reported_in_every_state(world: SuspendingWorld, by: str, state: str) -> None:
     world.engine.checking = False
     handle = stranger(id_in(5)) if state == "missing" else (await world.reach(state)).handle
     before = await world.stored()
@@ -762,7 +760,7 @@ def _step_name(value: object) -> str:
 
 @pytest.mark.parametrize("by", ["handle", "triple"])
 @pytest.mark.parametrize(("build", "suspend", "triple"), STEPS, ids=_step_name)
-async def test_the_first_step_that_fails_is_told_and_nothing_is_changed(
+async def test_the_first_check_that_fails_is_reported_and_nothing_is_changed(
     world: SuspendingWorld, build: Build, suspend: str, triple: str, by: str
 ) -> None:
     scene = await build(world)
@@ -801,7 +799,7 @@ async def test_a_pending_waitpoint_past_its_time_is_marked_when_it_is_met(world:
     assert isinstance(await world.suspend_on_pending(wait), Suspended)
 
 
-async def test_an_execution_that_is_not_active_is_told_with_all_four_facts(world: SuspendingWorld) -> None:
+async def test_an_execution_that_is_not_active_is_refused_with_all_four_facts(world: SuspendingWorld) -> None:
     wait = await world.suspend()
     with pytest.raises(ExecutionNotActive) as refused:
         await _call(world.engine, "triple", wait.handle, waitpoints=[Fresh(new_id(), "k")], resume_condition=on("k"))
@@ -918,7 +916,7 @@ async def test_a_suspension_is_kept_as_it_was_asked_for(world: SuspendingWorld) 
     assert await world.engine.read_suspension((await world.hold()).id) is None
 
 
-async def test_what_is_not_said_has_a_default(world: SuspendingWorld) -> None:
+async def test_arguments_left_out_have_defaults(world: SuspendingWorld) -> None:
     wait = await world.suspend()
     found = await world.suspension(wait)
     assert (found.reason_code, found.requested_by) == ("waiting_for_signal", "worker")
@@ -988,7 +986,7 @@ async def test_who_claims_again_may_say_how_much_time_the_attempt_has_left(
     assert lease is not None and again.attempt_timeout_at == lease.acquired_at + (given or left or DAY)
 
 
-async def test_the_deadline_of_the_execution_goes_on(world: SuspendingWorld) -> None:
+async def test_the_deadline_of_the_execution_keeps_running(world: SuspendingWorld) -> None:
     wait = await world.suspend(creating={"execution_deadline_at": HOUR})
     deadline = (await world.record(wait.id)).deadline_at
     await world.clock.advance(minutes=59)
@@ -1085,7 +1083,7 @@ EARLY: list[tuple[Condition, list[dict[str, Any]], list[int] | None]] = [
 
 
 @pytest.mark.parametrize(("condition", "sent", "satisfiers"), EARLY, ids=lambda value: str(value)[:50])
-async def test_what_arrived_before_may_be_enough(
+async def test_signals_that_arrived_before_may_be_enough(
     world: SuspendingWorld, condition: Condition, sent: list[dict[str, Any]], satisfiers: list[int] | None
 ) -> None:
     wait = await world.pend()
@@ -1132,7 +1130,7 @@ async def test_what_arrived_before_may_be_enough(
     await world.engine.complete(wait.handle)
 
 
-async def test_what_was_not_enough_before_counts_on(world: SuspendingWorld) -> None:
+async def test_signals_that_were_not_enough_before_still_count(world: SuspendingWorld) -> None:
     wait = await world.pend()
     first = await world.accept(wait, source_identity="a")
     assert isinstance(await world.suspend_on_pending(wait, from_sources(2, "k")), Suspended)
@@ -1484,7 +1482,7 @@ async def test_signals_resume_without_a_lease_or_completion_event(world: Suspend
 # ---- claiming what was resumed
 
 
-async def test_the_attempt_goes_on_under_another_lease(world: SuspendingWorld) -> None:
+async def test_the_attempt_continues_under_another_lease(world: SuspendingWorld) -> None:
     wait = await world.suspend()
     await world.accept(wait)
     before = await world.record(wait.id)

@@ -256,7 +256,7 @@ async def test_the_audit_of_one_partition_checks_only_that_partition(stage: Stag
         assert [row["rule"] for row in rows] == expected
 
 
-async def test_what_was_redacted_is_still_in_order(stage: Stage, engine: Party) -> None:
+async def test_a_redacted_execution_passes_the_audit(stage: Stage, engine: Party) -> None:
     """The senders of signals are forgotten; their number is not."""
     held = await _held(stage, engine)
     at = await engine.suspend(held.handle, waitpoints=[Fresh(mint_uuid(), "k")], resume_condition=from_sources(2, "k"))

@@ -524,7 +524,7 @@ async def test_the_policies_of_a_suspension_are_read(world: SuspendingWorld) -> 
     assert record.delay_until == record.last_transition_at + 9 * SECOND
 
 
-async def test_what_ends_a_suspended_execution_closes_everything_and_says_so(world: SuspendingWorld) -> None:
+async def test_every_end_of_a_suspended_execution_closes_and_reports_everything(world: SuspendingWorld) -> None:
     overdue = await world.suspend(all_of("a", "b"), creating={"execution_deadline_at": SECOND})
     unwanted = await world.suspend(all_of("a", "b"))
     await world.clock.advance(seconds=2)
@@ -564,7 +564,7 @@ async def test_the_list_of_suspended_executions_shows_those_and_since_when(world
     assert (await world.engine.list_suspended(home(wait.id))).items == []
 
 
-async def test_there_is_one_clock_and_a_time_has_come_when_it_is_reached(world: SuspendingWorld) -> None:
+async def test_there_is_one_clock_and_a_time_is_due_when_it_is_reached(world: SuspendingWorld) -> None:
     wait = await world.pend()
     await world.clock.advance(days=3)
     await world.pend("j", of=wait)

@@ -1,4 +1,4 @@
-"""How suspensions end other than by signals: their time is over, the execution ends, or its attempt does."""
+"""How suspensions end other than by signals: they time out, the execution ends, or its attempt does."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.both_server
 RETRY = ff.RetryPolicy(max_retries=3, backoff=ff.Fixed(10))
 
 
-# ---- when its time is over
+# ---- when it times out
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ BEHAVIORS = {
 
 
 async def due(world: SuspendingWorld, behavior: str, condition: Condition | None = None, **args: Any) -> Waiting:
-    """A suspension over two waitpoints whose time is over."""
+    """A suspension over two waitpoints that has timed out."""
     wait = await world.suspend(
         all_of("a", "b") if condition is None else condition,
         timeout_at=await world.in_an_hour(),
@@ -94,7 +94,7 @@ async def due(world: SuspendingWorld, behavior: str, condition: Condition | None
 
 @pytest.mark.parametrize("behavior", BEHAVIORS)
 @pytest.mark.parametrize("by", ["the duty", "one call"])
-async def test_when_its_time_is_over_a_suspension_does_what_it_was_told(
+async def test_a_suspension_that_times_out_does_as_its_behavior_says(
     world: SuspendingWorld, behavior: str, by: str
 ) -> None:
     policy = ExecutionPolicy(retry_policy=RETRY)
@@ -516,7 +516,7 @@ async def test_rotation_does_not_touch_suspensions(world: SuspendingWorld) -> No
     assert (await world.accept(wait)).effect == SATISFIED
 
 
-async def test_what_is_forgotten_is_forgotten_whole(world: SuspendingWorld) -> None:
+async def test_a_forgotten_record_leaves_nothing_behind(world: SuspendingWorld) -> None:
     wait = await world.suspend()
     await world.accept(wait, idempotency_key="key")
     wait.claimed = await claim_one(world.engine, lease_ttl=LONG)

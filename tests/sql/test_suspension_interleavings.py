@@ -228,7 +228,7 @@ NEW = [
     Operation(name="park on signals", call=_park, starts=("held", "signalled", "in a wait"), leads=("parked",)),
     Operation(name="rotate", call=_rotate, starts=("held", "suspended")),
 ]
-# The calls of before, where they meet these. What passes locked rows by and when its time has come is told there.
+# The earlier calls, where they meet these. Their table says which skip locked rows, and which need a time that is due.
 _BEFORE: Mapping[str, tuple[tuple[str, ...], float, Mapping[str, Any]]] = {
     "claim": (("resumed",), 0, {}),
     "complete": (("held", "in a wait"), 0, {}),

@@ -186,7 +186,7 @@ async def test_a_timeout_behind_a_signal_is_late(
     claimed, point = await suspended(stage, one, behavior)
     await stage.clock.advance(seconds=61)
     await one.begin()
-    assert (await point.signal(one)).effect == SATISFIED, "a time that is over does not refuse by itself"
+    assert (await point.signal(one)).effect == SATISFIED, "a time that has passed does not refuse by itself"
     if by == "duty":
         assert (await two.run_timers("suspension")).handled == 0
         await one.end(ending)
@@ -589,7 +589,7 @@ async def test_a_signal_and_the_end_of_a_child_wake_a_parent_once(
 
 
 @pytest.mark.parametrize("by", ["signal", "approval", "duty", "hand", "late signal"])
-async def test_what_is_parked_for_signals_goes_on_when_one_comes_or_none_can(
+async def test_an_execution_parked_for_signals_continues_when_one_arrives_or_none_can(
     stage: Stage, parties: list[Party], by: str
 ) -> None:
     one, *_ = parties

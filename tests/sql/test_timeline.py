@@ -98,7 +98,7 @@ async def test_an_event_under_way_is_counted_when_it_is_there(engine: ff.Engine,
     assert seen == [0, 1, 0, 1], "nothing is counted twice, and nothing is passed over"
 
 
-async def test_a_role_that_reads_may_look(database: str, engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
+async def test_a_role_that_reads_may_read(database: str, engine: ff.Engine, sql: asyncpg.Connection[Any]) -> None:
     from flowfabric.engine.service import migrate_database
 
     claimed = await started(engine)

@@ -914,7 +914,7 @@ async def test_seeds_and_rotations_at_the_same_time_leave_one_key_that_signs(
     assert list((await states(sql)).values()).count("current") == 1
 
 
-async def test_what_is_minted_during_rotations_verifies(pair: tuple[ff.Engine, ff.Engine]) -> None:
+async def test_tokens_minted_during_rotations_verify(pair: tuple[ff.Engine, ff.Engine]) -> None:
     one, two = pair
     held = [await hold(one) for _ in range(6)]
     calls: list[Awaitable[Any]] = []
@@ -1002,7 +1002,7 @@ BYTES = st.binary(max_size=150).map(lambda raw: raw.decode("latin-1"))
 FUZZ = settings(
     max_examples=sampling.examples(150, 40),
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     derandomize=True,
 )
 

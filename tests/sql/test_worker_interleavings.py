@@ -142,12 +142,12 @@ async def passes_or_waits(stage: Stage, party: Party, call: asyncio.Future[Any])
 
 @pytest.mark.parametrize("step", ["own heartbeat", "sweep", "claim"])
 @pytest.mark.parametrize("held", ["register", "heartbeat", "mark dead"])
-async def test_what_the_worker_does_anyway_waits_for_no_registration(stage: Stage, step: str, held: str) -> None:
+async def test_the_work_of_a_worker_waits_for_no_registration(stage: Stage, step: str, held: str) -> None:
     first, second = await stage.company(2)
     await prepare(stage, first, "alive")
     await first.begin()
     await act(first, STEPS[held], None)
-    await asyncio.wait_for(act(second, STEPS[step], first._instance), 5)
+    await asyncio.wait_for(act(second, STEPS[step], first._instance), PATIENCE)
     await first.rollback()
 
 

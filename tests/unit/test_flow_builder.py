@@ -260,7 +260,7 @@ def test_one_any_of_or_quorum_for_a_node(flow: Flow) -> None:
     assert flow.add(anything, [some, some], after=ff.all_of(a)).name == "anything"
 
 
-def test_what_cannot_be_joined_is_named(flow: Flow) -> None:
+def test_the_error_names_an_argument_that_cannot_be_joined(flow: Flow) -> None:
     a, b = flow.add(double, 1), flow.add(double, 2)
     some: Any = ff.any_of(a, b)
     cases: list[tuple[Callable[[], Any], str]] = [
@@ -534,7 +534,7 @@ def test_a_flow_is_copied_into_another(flow: Flow) -> None:
     assert len(sub) == 4, "a copy, which stays as it was"
 
 
-def test_what_cannot_be_included(flow: Flow) -> None:
+def test_flows_that_cannot_be_included(flow: Flow) -> None:
     grows = Flow(app, "grows", grows=FLOW, here=id_in(1, UUID(int=1)))
     for other in (flow, grows, None, "inner"):
         with refused("^other: got .*; allowed: another flow, made by app.flow"):

@@ -166,7 +166,9 @@ def test_an_id_survives_its_text(parse: Callable[[object], UUID], value: UUID, p
         f"{{fp:1}}:{SAMPLE.hex}", f"{{fp:1}}:}}:{SAMPLE}", f"{{fp:1}}:{{fp:1}}:{SAMPLE}",
     ],
 )  # fmt: skip
-def test_what_is_no_id_is_told_what_is_allowed(parse: Callable[[object, str], UUID], text: object) -> None:
+def test_a_text_that_is_no_id_is_refused_with_the_allowed_forms(
+    parse: Callable[[object, str], UUID], text: object
+) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse(text, "upstream_id")
     assert caught.value.field == "upstream_id"

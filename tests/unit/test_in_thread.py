@@ -14,7 +14,7 @@ from flowfabric.errors import Interrupted
 from flowfabric.worker.durable.in_thread import calling_thread, in_thread
 from flowfabric.worker.durable.task_tree import HandlerTasks
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def a_handler(**changes: Any) -> Any:

@@ -617,7 +617,7 @@ async def test_a_span_names_the_class_of_an_error_and_not_its_text(
         assert SECRET not in span.to_json()
 
 
-async def test_tracing_leaves_engine_calls_out_when_told(provider: TracerProvider) -> None:
+async def test_tracing_can_leave_engine_calls_out(provider: TracerProvider) -> None:
     assert mw.overriding([mw.Tracing(tracer_provider=provider)], "call")
     quiet = mw.Tracing(tracer_provider=provider, calls=False)
     assert not mw.overriding([quiet], "call")

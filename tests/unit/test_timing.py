@@ -106,7 +106,7 @@ def test_a_job_at_fixed_hours_is_neither_skipped_nor_doubled(expression: str, da
     ]
 
 
-def test_in_the_second_pass_of_an_hour_the_first_pass_is_over() -> None:
+def test_in_the_second_pass_of_an_hour_no_time_of_the_first_pass_is_left() -> None:
     second_pass = at("2026-10-25T02:10:00+01:00")
 
     assert Cron("30 2 * * *", "Europe/Berlin").next_after(second_pass) == at("2026-10-26T02:30:00+01:00")

@@ -26,7 +26,7 @@ from flowfabric.worker.batching import Batcher
 from flowfabric.worker.claims import Claims, Shares, lane_weights
 from flowfabric.worker.runners.threads import Interruptible, Threads
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 WEIGHTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 100), min_size=1)
 
 

@@ -13,7 +13,7 @@ Place = TypeVar("Place")
 
 
 class PagedDuty(Duty, Generic[Place]):
-    """Goes on where its last round ended, and at the end begins again: a round costs the same whatever is stored.
+    """Continues where its last round ended, and at the end begins again: a round costs the same whatever is stored.
 
     After a page that finds something comes the next, and the first one after the last. Another page that finds nothing
     ends the round; in a duty that has to be in time, `allowance` seconds of them do. A page that fails ends it too, and
@@ -37,7 +37,7 @@ class PagedDuty(Duty, Generic[Place]):
         raise NotImplementedError
 
     async def run_once(self) -> int:
-        """Handle pages until the allowance is used up, or all that is stored was looked at."""
+        """Handle pages until the allowance is used up, or everything stored was read."""
         until = time.monotonic() + self.allowance
         handled = 0
         ends = 1 if self.place is None else 2  # a round that does not begin at the first page goes around

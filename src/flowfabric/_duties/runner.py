@@ -32,7 +32,7 @@ _READ_ALL_AT_MOST = 300.0
 class TimerRunner(Duty):
     """Runs the woken duties of one process in one loop, which sleeps until the first timer is due.
 
-    One call tells which of them have work.
+    One call returns which of them have work.
     """
 
     interval = timedelta(milliseconds=750)
@@ -105,7 +105,7 @@ class Duties:
 
     With a `filter`, duties act on matching executions only. `limit_opening` does not run then, because a limit is due
     for all tenants. `unblock` makes matching executions claimable instead: each of its rounds looks at limits for 0.2
-    seconds, and the next goes on from there. Within its interval that is thousands of limits that hold executions.
+    seconds, and the next continues from there. Within its interval that is thousands of limits that hold executions.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the duties report while they run: to metrics, for example."""
+"""The object to which duties report while they run: metrics, for example."""
 
 from __future__ import annotations
 

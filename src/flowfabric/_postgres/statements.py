@@ -186,7 +186,7 @@ SCAN_ELIGIBLE = _rows("scan_eligible", 3, "partition, id")
 RECORD_STEPS = _rows("record_steps", 17, VERDICT)
 READ_STEPS = _rows(
     "read_steps",
-    3,
+    7,
     "partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,"
     " child_id, seconds, recorded_at, waitpoint_ids, outcome, flow_id, is_stray, is_unread",
 )
@@ -218,7 +218,7 @@ REPORT_USAGE_ADMIN = _rows("report_usage_admin", 4, _USED)
 RECORD_SPEND = _rows("record_spend", 6, _USED)
 CREATE_BUDGET = _rows("create_budget", 13, "code, id")
 UPDATE_BUDGET = _rows(
-    "update_budget", 12, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
+    "update_budget", 13, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
 )
 READ_BUDGETS = _rows("read_budgets", 1, _BUDGET)
 LIST_BUDGETS = _rows("list_budgets", 7, _BUDGET)
@@ -230,7 +230,7 @@ RECONCILE_BUDGETS = _rows("reconcile_budgets", 3, "corrected, wrong, message, la
 RELEASE_BUDGET = _value("release_budget", 2, "released")
 LIST_SPEND = _rows("list_spend", 6, "execution_id, generation, dimension, amount, recorded_at")
 PAUSE_FOR_BUDGET = _rows("pause_for_budget", 9, VERDICT)
-READ_USAGE = _rows("read_usage", 4, "id, parent_id, budget_id, name, dimension, used, held")
+READ_USAGE = _rows("read_usage", 7, "id, parent_id, budget_id, name, dimension, used, held")
 
 # Streams
 
@@ -411,7 +411,7 @@ READ_RESULT = _rows("read_result", 2, "result, result_encoding")
 READ_PAYLOAD = _rows("read_payload", 2, "payload, payload_encoding, kind, tags")
 LIST_ATTEMPTS = _rows(
     "list_attempts",
-    2,
+    4,
     "attempt_index, attempt_id, attempt_type, attempt_lifecycle, started_at, resumed_at, suspended_at, ended_at,"
     " lease_id, lease_epoch, worker_id, worker_instance_id, failure_reason, failure_category, policy_snapshot,"
     " retry_reason, previous_attempt_index, replay_reason, replay_requested_by, replayed_from_attempt_index,"
@@ -517,7 +517,7 @@ SET_CONSUMER = _value("set_consumer", 3, "moved")
 DELETE_CONSUMER = _value("delete_consumer", 1, "deleted")
 LIST_CONSUMERS = _rows(
     "list_consumers",
-    0,
+    2,
     "name, created_at, instance, host, pid, families, filter, log_position, log_epoch, handled, moved_at, failures,"
     " failure, lag, next_at, is_expired, retention",
 )

@@ -53,7 +53,7 @@ def code_digest(function: Callable[..., Any]) -> str:
         for part in _parts(code):
             digest.update(part)
         digest.update(_source(code.co_filename))
-    # Values that the code has from around it: functions made by one function may differ only there.
+    # Values from the enclosing function: two closures of one function may differ only there.
     around = [cell.cell_contents for cell in getattr(inner, "__closure__", None) or () if _is_filled(cell)]
     around += [*(getattr(inner, "__defaults__", None) or ()), *(getattr(inner, "__kwdefaults__", None) or {}).values()]
     digest.update(repr([each for each in around if isinstance(each, _PLAIN)]).encode())

@@ -1,4 +1,4 @@
-"""`bind` and `unbind` of `flowfabric budgets` and `flowfabric quotas`: which submissions get a limit unnamed."""
+"""`bind` and `unbind` of `flowfabric budgets` and `quotas`: which submissions get a limit without naming it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from flowfabric.cli import _completion, _output
 from flowfabric.cli._database import ask
+from flowfabric.cli._grouped import grouped
 from flowfabric.cli._options import Dsn, Json, parse_pair
 from flowfabric.cli._program import NO, exit_with
 from flowfabric.values.binding import Bind
@@ -44,22 +45,20 @@ Flow = Annotated[
 _SHOWN = 1000
 
 
+def _scope(lane: str | None, kind: str | None, namespace: str | None, tag: str | None, flow: str | None) -> Bind:
+    pair = None if tag is None else parse_pair(tag, "--tag")
+    return Bind(lane=lane, kind=kind, namespace=namespace, tag=pair, flow=flow)
+
+
+_scoped = grouped("where", {"lane": Lane, "kind": Kind, "namespace": Namespace, "tag": Tag, "flow": Flow}, _scope)
+
+
 def add_commands(app: typer.Typer, noun: str, find: Callable[[Engine, str], Awaitable[UUID]]) -> None:
     """Add `bind` and `unbind` to the commands of a limit; `find` returns the limit of a name."""
 
     @app.command(help=f"Give the {noun} to all submissions from now on that match every option.")
-    def bind(
-        name: Name,
-        lane: Lane = None,
-        kind: Kind = None,
-        namespace: Namespace = None,
-        tag: Tag = None,
-        flow: Flow = None,
-        json: Json = False,
-        dsn: Dsn = None,
-    ) -> None:
-        where = _scope(lane, kind, namespace, tag, flow)
-
+    @_scoped
+    def bind(name: Name, *, where: Bind, json: Json = False, dsn: Dsn = None) -> None:
         async def work(engine: Engine) -> None:
             is_new = await engine.bind_limit(await find(engine, name), where)
             words = "is bound to" if is_new else "was already bound to"
@@ -71,18 +70,8 @@ def add_commands(app: typer.Typer, noun: str, find: Callable[[Engine, str], Awai
         ask(dsn, work)
 
     @app.command(help=f"Remove a binding with exactly these options. Existing executions keep the {noun}.")
-    def unbind(
-        name: Name,
-        lane: Lane = None,
-        kind: Kind = None,
-        namespace: Namespace = None,
-        tag: Tag = None,
-        flow: Flow = None,
-        json: Json = False,
-        dsn: Dsn = None,
-    ) -> None:
-        where = _scope(lane, kind, namespace, tag, flow)
-
+    @_scoped
+    def unbind(name: Name, *, where: Bind, json: Json = False, dsn: Dsn = None) -> None:
         async def work(engine: Engine) -> int:
             existed = await engine.unbind_limit(await find(engine, name), where)
             if json:
@@ -94,11 +83,6 @@ def add_commands(app: typer.Typer, noun: str, find: Callable[[Engine, str], Awai
             return 0 if existed else NO
 
         exit_with(ask(dsn, work))
-
-
-def _scope(lane: str | None, kind: str | None, namespace: str | None, tag: str | None, flow: str | None) -> Bind:
-    pair = None if tag is None else parse_pair(tag, "--tag")
-    return Bind(lane=lane, kind=kind, namespace=namespace, tag=pair, flow=flow)
 
 
 async def bindings(engine: Engine, limit_id: UUID) -> list[Binding]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowfabric.cli import _completion
+from flowfabric.cli._grouped import grouped
 from flowfabric.cli._options import Namespace, parse_moment, parse_pair
 from flowfabric.cli._pages import PAGE
 from flowfabric.values.state import State
@@ -141,27 +140,5 @@ class Filter:
             cursor = page.next_cursor
 
 
-def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `wanted` by the filter options; the command receives the `Filter` they make."""
-    own = inspect.signature(command, eval_str=True)
-    options = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=False if name == "stopped" else None, annotation=annotation
-        )
-        for name, annotation in _OPTIONS.items()
-    ]
-    before: list[inspect.Parameter] = []
-    after: list[inspect.Parameter] = []
-    for parameter in own.parameters.values():
-        if parameter.name != "wanted":
-            (after if parameter.kind is inspect.Parameter.KEYWORD_ONLY else before).append(parameter)
-
-    def run(*args: Any, **given: Any) -> None:
-        chosen = {name: given.pop(name, None) for name in _OPTIONS}
-        command(*args, wanted=Filter.of(**chosen), **given)
-
-    functools.update_wrapper(run, command)
-    shown = own.replace(parameters=[*before, *options, *after])
-    run.__signature__ = shown  # type: ignore[attr-defined]  # typer reads it instead of the parameters of `run`
-    run.__annotations__ = {one.name: one.annotation for one in shown.parameters.values()}
-    return run
+# Replaces a command's parameter `wanted` by the filter options.
+filtered = grouped("wanted", _OPTIONS, Filter.of)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from flowfabric.cli import _binding, _completion, _output
 from flowfabric.cli._database import ask, no_such, resolve, resolve_owner
+from flowfabric.cli._grouped import grouped
 from flowfabric.cli._live import Interval, live, parse_interval
 from flowfabric.cli._options import Dsn, Json, Wide, parse_duration, parse_pair
 from flowfabric.cli._output import Column
@@ -19,11 +21,13 @@ from flowfabric.errors import InvalidInput
 from flowfabric.values.page import everything
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
     from uuid import UUID
 
     from flowfabric.engine import Engine
     from flowfabric.values.budget import BudgetStatus
+    from flowfabric.values.spending import Mode
 
 app = typer.Typer(
     cls=Group,
@@ -62,6 +66,33 @@ Runs = Annotated[bool, typer.Option("--runs", help="Also the budgets of single r
 _BAR = 16
 _LEDGER = 50
 _HELD = 10
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The limits, period and mode that the options name."""
+
+    hard: Mapping[str, int]
+    soft: Mapping[str, int]
+    every: timedelta | None
+    mode: Mode | None
+
+    def __bool__(self) -> bool:
+        return bool(self.hard or self.soft or self.mode or self.every is not None)
+
+    @classmethod
+    def of(cls, *, hard: list[str] | None, soft: list[str] | None, every: str | None, mode: str | None) -> _Wanted:
+        if mode is not None and mode not in ("strict", "warn"):
+            raise InvalidInput(f"got {mode!r}", field="--mode", allowed="strict, warn")
+        return cls(
+            hard=parse_amounts(hard or [], "--hard"),
+            soft=parse_amounts(soft or [], "--soft"),
+            every=None if every is None else parse_duration(every, "--every"),
+            mode=cast("Mode | None", mode),
+        )
+
+
+_with_limits = grouped("wanted", {"hard": Hard, "soft": Soft, "every": Every, "mode": ModeOption}, _Wanted.of)
 
 
 @app.callback()
@@ -257,15 +288,8 @@ def needs(amounts: dict[str, int]) -> str:
 
 
 @app.command()
-def create(
-    name: Name,
-    hard: Hard = None,
-    soft: Soft = None,
-    every: Every = None,
-    mode: ModeOption = None,
-    json: Json = False,
-    dsn: Dsn = None,
-) -> None:
+@_with_limits
+def create(name: Name, *, wanted: _Wanted, json: Json = False, dsn: Dsn = None) -> None:
     """Create a budget. One that exists is left as it is, and the command fails."""
 
     async def work(engine: Engine) -> int:
@@ -273,10 +297,10 @@ def create(
         is_new = name not in await engine.find_budgets([name])
         made = await client.create_budget(
             name,
-            hard={key: value for key, value in parse_amounts(hard or [], "--hard").items() if value},
-            soft={key: value for key, value in parse_amounts(soft or [], "--soft").items() if value},
-            every=parse_duration(every, "--every") if every else None,
-            mode=_mode(mode) or "strict",
+            hard={key: value for key, value in wanted.hard.items() if value},
+            soft={key: value for key, value in wanted.soft.items() if value},
+            every=wanted.every,
+            mode=wanted.mode or "strict",
         )
         _say(made, f"{_output.printable(name)} created" if is_new else "", as_json=json)
         if not is_new and not json:
@@ -299,29 +323,21 @@ def raise_(name: Name, amounts: Amounts, json: Json = False, dsn: Dsn = None) ->
 
 
 @app.command("set")
-def set_(
-    name: Name,
-    hard: Hard = None,
-    soft: Soft = None,
-    every: Every = None,
-    mode: ModeOption = None,
-    json: Json = False,
-    dsn: Dsn = None,
-) -> None:
+@_with_limits
+def set_(name: Name, *, wanted: _Wanted, json: Json = False, dsn: Dsn = None) -> None:
     """Set limits, period or mode; what is not given stays. A limit below what is used exhausts the budget."""
-    if hard is None and soft is None and every is None and mode is None:
+    if not wanted:
         raise InvalidInput("nothing to set", field="set", allowed="--hard, --soft, --every or --mode")
-    limits = parse_amounts(hard or [], "--hard"), parse_amounts(soft or [], "--soft")
 
     async def work(engine: Engine) -> None:
         one = await engine.update_budget(
             (await find(engine, name)).budget_id,
-            hard=limits[0] or None,
-            soft=limits[1] or None,
-            reset_interval=None if every is None else parse_duration(every, "--every"),
-            enforcement_mode=_mode(mode),
+            hard=wanted.hard or None,
+            soft=wanted.soft or None,
+            reset_interval=wanted.every,
+            enforcement_mode=wanted.mode,
         )
-        _say(one, _limits(one, {**limits[0], **limits[1]}), as_json=json)
+        _say(one, _limits(one, {**wanted.hard, **wanted.soft}), as_json=json)
 
     ask(dsn, work)
 
@@ -411,12 +427,6 @@ def parse_amounts(texts: Sequence[str], field: str, *, signed: bool = False) -> 
             raise InvalidInput(f"{name!r} is given twice", field=field, allowed="once")
         found[name] = -int(digits) if amount.startswith("-") else int(digits)
     return found
-
-
-def _mode(text: str | None) -> Any:
-    if text is not None and text not in ("strict", "warn"):
-        raise InvalidInput(f"got {text!r}", field="--mode", allowed="strict, warn")
-    return text
 
 
 def _limits(one: BudgetStatus, dimensions: dict[str, int]) -> str:

@@ -170,7 +170,7 @@ def stop(json: Json = False, dsn: Dsn = None) -> None:
     if json:
         _output.document({"data_dir": place.resolve(), "was_running": was_running})
     else:
-        _output.say("stopped" if was_running else "it is not running")
+        _output.say("stopped" if was_running else "the embedded server is not running")
 
 
 @app.command()

@@ -43,7 +43,7 @@ Types = Annotated[
 Raw = Annotated[
     bool, typer.Option("--raw", help="Write the payloads as they are, and nothing else; no changes of summaries.")
 ]
-_SILENCE = 2.0  # seconds until it is said why nothing comes
+_SILENCE = 2.0  # seconds of silence before the command says why
 
 
 def tail(
@@ -62,7 +62,7 @@ def tail(
     Exits with 1 if the execution ends without completing.
     """
     codecs = None if app is None else load_app(app).codecs
-    shown = page_of(types, raw=raw, as_json=json)
+    shown = printer_of(types, raw=raw, as_json=json)
 
     async def work(engine: Engine) -> int:
         from flowfabric.cli.wait import tell_unsuccessful  # noqa: PLC0415
@@ -85,27 +85,29 @@ def tail(
     exit_with(ask(dsn, work, notifications=True))
 
 
-def page_of(types: Sequence[str] | None, *, raw: bool, as_json: bool) -> Page:
+def printer_of(types: Sequence[str] | None, *, raw: bool, as_json: bool) -> Printer:
     """What shows the items, as the options say."""
     if raw and as_json:
         raise InvalidInput("both are given", field="--raw", allowed="--raw or --json")
     return (_Raw if raw else _Lines if as_json else _Text)(types or ())
 
 
-async def show_all(items: AsyncIterator[StreamItem], page: Page, explain: Callable[[], Awaitable[str | None]]) -> None:
+async def show_all(
+    items: AsyncIterator[StreamItem], printer: Printer, explain: Callable[[], Awaitable[str | None]]
+) -> None:
     """Show items until they end; in a silence, what `explain` returns."""
     from flowfabric.values.stream import KeepAlive  # noqa: PLC0415
 
     try:
         async for item in items:
             if not isinstance(item, KeepAlive):
-                page.show(item)
+                printer.show(item)
             elif (why := await explain()) is not None:
-                page.end()
+                printer.end()
                 _output.note(f"flowfabric: {_output.printable(why)}")
     finally:
-        page.end()
-        if page.has_sealed:
+        printer.end()
+        if printer.has_sealed:
             _output.note("(some output is encoded; give --app PKG.MOD:APP to read it)")
 
 
@@ -194,7 +196,7 @@ def _index(attempt: int | None) -> int | None:
     return None if attempt is None else attempt - 1
 
 
-class Page:
+class Printer:
     """Shows items. Emissions of other types than `types` are left out, if there are any."""
 
     def __init__(self, types: Sequence[str]) -> None:
@@ -228,7 +230,7 @@ def _type(frame: Frame) -> str:
     return "summary" if frame.mode == "summary" else frame.type
 
 
-class _Raw(Page):
+class _Raw(Printer):
     """The bytes of the payloads."""
 
     def frame(self, frame: Frame) -> None:
@@ -237,7 +239,7 @@ class _Raw(Page):
             sys.stdout.buffer.flush()
 
 
-class _Lines(Page):
+class _Lines(Printer):
     """One line of JSON per item."""
 
     def frame(self, frame: Frame) -> None:
@@ -269,7 +271,7 @@ class _Lines(Page):
         _output.line(facts)
 
 
-class _Text(Page):
+class _Text(Printer):
     """Text as it was emitted, everything else a line each. Output of a flow has the node before each line."""
 
     def __init__(self, types: Sequence[str]) -> None:

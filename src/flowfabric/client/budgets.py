@@ -117,7 +117,7 @@ class Budgeting(ClientBase):
         await self.engine.release_budget(await self._budget_id(name), parse_execution_id(execution_id))
 
     async def usage(self, execution_id: str | ExecutionId) -> RunUsage:
-        """What an execution and everything that it submitted used and hold: in all, by budget and by execution."""
+        """Return what an execution and all that it submitted used and hold: in all, by budget and by execution."""
         return usage_of(await self.engine.read_usage(parse_execution_id(execution_id)))
 
     async def quotas(self, prefix: str = "") -> list[QuotaPolicy]:

@@ -42,6 +42,7 @@ _TYPES: dict[str, Callable[[Event], Any]] = {
     "worker": registry_event,
 }
 _POLL = 5.0  # seconds between two tries of a process that waits for its turn, and to stay the one that works
+_BUSY = 1.0  # seconds until the next try while another process's function runs
 _FIRST_PAUSE = 0.2
 _LAST_PAUSE = 60.0
 
@@ -81,7 +82,7 @@ class Consumer:
         self._batch = check_int(batch, "batch", 1, 10_000)
         self._heartbeats = heartbeats
         self._redefine = redefine
-        self._make = None if family is None else _TYPES.get(family)
+        self._make = _TYPES.get(family) if isinstance(family, str) else None
 
     def __repr__(self) -> str:
         return f"Consumer({self.name!r})"
@@ -121,6 +122,9 @@ class Consumer:
                     cursor = done.cursor
                     await self._wait(engine, done, stopping)
                 except TransportError as error:
+                    if error is raised:
+                        size, pause = await self._failed(engine, error, pause, stopping)
+                        continue
                     log.warning("consumer %s: %s", self.name, error)
                     await first_of(pause, stopping)
                     pause = min(pause * 2, _POLL)
@@ -175,7 +179,9 @@ class Consumer:
 
     async def _wait(self, engine: Engine, done: Consumed, stopping: asyncio.Event) -> None:
         """Wait until there may be something to do."""
-        if done.code != "taken":
+        if done.code == "busy":
+            await first_of(_BUSY, stopping)
+        elif done.code == "held":
             await first_of(min(max(done.left.total_seconds(), 0.05), _POLL), stopping)
         elif done.at_end:
             # No connection is held meanwhile. The shared reader of the engine says when there are events.

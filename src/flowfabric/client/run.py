@@ -154,7 +154,7 @@ class Run(Generic[R_co]):
         return await (await self._client()).engine.read_summary(self.execution_id, attempt)
 
     async def usage(self) -> RunUsage:
-        """What it and everything that it submitted used and hold: in all, by budget and by execution."""
+        """Return what it and all that it submitted used and hold: in all, by budget and by execution."""
         return await (await self._client()).usage(self.execution_id)
 
     async def budget(self) -> BudgetStatus | None:
@@ -163,7 +163,7 @@ class Run(Generic[R_co]):
 
     async def raise_budget(self, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> BudgetStatus:
         """Add to its own budget, or take away with a negative amount; what waits for it continues if there is room."""
-        return await raise_owned((await self._client()).engine, self.execution_id, "execution", amounts, dimensions)
+        return await raise_owned((await self._client()).engine, self.execution_id, amounts, dimensions)
 
     async def parent(self) -> Run[Any] | None:
         """The execution whose handler submitted it; None if none did, or it was detached."""

@@ -146,7 +146,7 @@ class SyncRun(Generic[R_co]):
         return self._portal.call(self.run.summary(attempt=attempt))
 
     def usage(self) -> RunUsage:
-        """What it and everything that it submitted used and hold: in all, by budget and by execution."""
+        """Return what it and all that it submitted used and hold: in all, by budget and by execution."""
         return self._portal.call(self.run.usage())
 
     def budget(self) -> BudgetStatus | None:
@@ -279,7 +279,7 @@ class SyncFlowRun:
         return SyncFlowRun(self._portal, self._portal.call(self.run.refresh()))
 
     def usage(self) -> FlowUsage:
-        """What its nodes and all that they submitted used and hold: in all, by budget, by node and by execution."""
+        """Return what its nodes and all they submitted used and hold: in all, by budget, by node and by execution."""
         return self._portal.call(self.run.usage())
 
     def budget(self) -> BudgetStatus | None:
@@ -515,7 +515,7 @@ class Client:
         self._portal.call(self._client.release_budget(name, execution_id))
 
     def usage(self, execution_id: str | ExecutionId) -> RunUsage:
-        """What an execution and everything that it submitted used and hold: in all, by budget and by execution."""
+        """Return what an execution and all that it submitted used and hold: in all, by budget and by execution."""
         return self._portal.call(self._client.usage(execution_id))
 
     def quotas(self, prefix: str = "") -> list[QuotaPolicy]:

@@ -62,7 +62,7 @@ _FORMATS: Final[Mapping[str, tuple[Any, str]]] = {
 
 
 class Misfit(NamedTuple):
-    """What is wrong with a payload: the path of the field, the problem, and what is allowed. Never the value."""
+    """A problem of a payload: the path of the field, the problem, and what is allowed. Never the value."""
 
     field: str
     problem: str

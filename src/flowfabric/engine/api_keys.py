@@ -86,7 +86,7 @@ class ApiKeys(Operations):
                 raise refusal(code, f"key {key_id} was revoked; create another")
 
     async def read_api_key(self, key_id: str) -> StoredApiKey:
-        """What is stored under the id of a key; also for an id that no key has, so that both take the same work."""
+        """Look up the id of a key; also one that no key has, so that both take the same work."""
         row = await self._row(statements.READ_API_KEY, check_key_id(key_id), repeatable=True)
         return rows.stored_api_key(row)
 

@@ -48,6 +48,11 @@ def check_limit(value: object, high: int, field: str = "limit") -> int:
     return min(check_int(value, field, 0, 2**31 - 1), high)
 
 
+def most_rows(value: object) -> int | None:
+    """The `limit` of a list that returns everything without one."""
+    return None if value is None else check_int(value, "limit", 1, 100_000)
+
+
 def check_batch(items: Sequence[Any], field: str = "items") -> None:
     if isinstance(items, str | bytes) or not isinstance(items, Sequence):
         raise InvalidInput(f"got {type(items).__name__}", field=field, allowed="a list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,9 +14,9 @@ import asyncpg
 from flowfabric._postgres import statements
 from flowfabric._postgres.database import LOST, translate
 from flowfabric._postgres.rows.values import json_of
-from flowfabric.engine.checks import check_duration, check_int, to_json
+from flowfabric.engine.checks import check_duration, check_int, most_rows, to_json
 from flowfabric.engine.events import Choice, Events, check_cursor, choice_of
-from flowfabric.errors import InvalidInput, NotFound, TransportError
+from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, TransportError
 from flowfabric.values.checks import check_text
 from flowfabric.values.consumer import ConsumerRecord
 from flowfabric.values.event import FAMILY_BITS, HEARTBEATS, Event, EventCursor
@@ -24,11 +25,12 @@ from flowfabric.values.page import ScannerFilter
 _T = TypeVar("_T")
 Handler = Callable[[Any, Sequence[Any]], Awaitable[None]]
 _MOST_FILTER = 4000  # bytes; the database takes 4,096, with its own spaces
+_CANCELLED = "the function raised CancelledError, though the consumer was not cancelled"
 _ENDED = "the function ended the transaction that it was called in"
 
 
 class Consumed(NamedTuple):
-    """What one transaction of a consumer did.
+    """The result of one transaction of a consumer.
 
     `code` is taken, held (another process works) or busy (its transaction is open). `left`: for how long it is held.
     """
@@ -59,6 +61,8 @@ class Consumers(Events):
         """
         chosen = choice_of(families, filter, heartbeats=heartbeats)
         position = (None, None) if start is None else check_cursor(start)
+        if redefine not in (True, False):
+            raise InvalidInput(f"got {redefine!r}", field="redefine", allowed="True or False")
         stored = to_json(_stored(chosen))
         if len(stored.encode()) > _MOST_FILTER:
             raise InvalidInput("too long to be stored", field="filter", allowed=f"{_MOST_FILTER:,} bytes as JSON")
@@ -107,9 +111,12 @@ class Consumers(Events):
                     failed, is_lost = error, isinstance(error, LOST)
         except LOST as error:
             failed, is_lost = error, True
-        if is_lost:
-            raise translate(failed, self._database.target) from failed
-        raise failed
+        if not is_lost:
+            raise failed
+        if isinstance(failed, FlowFabricError):
+            # Another error than the one that the function raised: this one says that the connection was lost.
+            raise TransportError("transport", str(failed)) from failed
+        raise translate(failed, self._database.target) from failed
 
     async def _consume(
         self,
@@ -145,6 +152,11 @@ class Consumers(Events):
                     raise RuntimeError(_ENDED)
             except Exception as error:
                 raise _Raised(error) from error
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                raise _Raised(RuntimeError(_CANCELLED)) from error
         if page.cursor != cursor:
             arguments = (name, self._instance, page.cursor.position, page.cursor.epoch, len(page.events))
             try:
@@ -177,9 +189,17 @@ class Consumers(Events):
         """Let another process work for a consumer at once."""
         await self._row(statements.LEAVE_CONSUMER, _name(name), self._instance, repeatable=True)
 
-    async def list_consumers(self) -> list[ConsumerRecord]:
-        """All durable consumers by name, with how far behind they are and which process works."""
-        found = await self._fetch(statements.LIST_CONSUMERS, repeatable=True)
+    async def list_consumers(self, *, after: str | None = None, limit: int | None = None) -> list[ConsumerRecord]:
+        """All durable consumers by name, with how far behind they are and which process works.
+
+        With a `limit` only so many, after the one with the name `after`.
+        """
+        found = await self._fetch(
+            statements.LIST_CONSUMERS,
+            None if after is None else check_text(after, "after"),
+            most_rows(limit),
+            repeatable=True,
+        )
         return [
             ConsumerRecord(
                 name=row["name"],

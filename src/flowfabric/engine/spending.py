@@ -25,6 +25,7 @@ from flowfabric.engine.checks import (
     check_limit,
     check_list,
     check_low_water,
+    most_rows,
 )
 from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError, InvalidInput
@@ -275,14 +276,30 @@ class Spending(Operations):
         )
         return Round(handled=row["handled"], failed=row["failed"], message=row["message"], more=row["more"])
 
-    async def read_usage(self, execution_id: ExecutionId | FlowId, *, children: bool = True) -> list[ExecutionUsage]:
+    async def read_usage(
+        self,
+        execution_id: ExecutionId | FlowId,
+        *,
+        children: bool = True,
+        after: tuple[ExecutionId, BudgetId] | None = None,
+        limit: int | None = None,
+    ) -> list[ExecutionUsage]:
         """Return what an execution and all that it submitted used and hold, per execution and budget.
 
-        With the id of a flow: its members and all that they submitted.
+        With the id of a flow: its members and all that they submitted. With a `limit` only so many, by the ids of
+        execution and budget, after those of `after`.
         """
         target = parse_execution_id(execution_id)
+        beyond, budget = (None, None) if after is None else after
         found = await self._fetch(
-            statements.READ_USAGE, *self._at(target), check_bool(children, "children"), _MAX_CHILDREN, repeatable=True
+            statements.READ_USAGE,
+            *self._at(target),
+            check_bool(children, "children"),
+            _MAX_CHILDREN,
+            None if beyond is None else parse_execution_id(beyond, "after"),
+            None if budget is None else parse_uuid(budget, "after"),
+            most_rows(limit),
+            repeatable=True,
         )
         return rows.execution_usage(found)
 

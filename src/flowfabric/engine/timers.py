@@ -55,7 +55,7 @@ class Round(Struct, frozen=True, kw_only=True):
 
 
 class Swept(Struct, frozen=True, kw_only=True):
-    """What a sweep removed: grants, keys of usage, and everything together."""
+    """How many rows a sweep removed: grants, keys of usage, and everything together."""
 
     grants: int
     usage_keys: int

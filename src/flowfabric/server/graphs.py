@@ -104,7 +104,6 @@ class Graph:
         members: Mapping[str, ExecutionId] | None = None,
     ) -> None:
         self._call = call
-        self._flow_id = flow_id
         self._given = nodes
         self._namespace = namespace
         self._members = members or {}

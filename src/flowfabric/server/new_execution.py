@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -164,6 +164,13 @@ def check_arguments(signature: Any, payload: bytes) -> None:
     ]
     detail = f"{errors[0].pointer}: {errors[0].detail}" if errors else first.problem
     raise Problem(422, "invalid_request", detail, errors=errors)
+
+
+def refuse_arguments(names: Iterable[str], known: Iterable[str]) -> NoReturn:
+    """Refuse arguments that an execution was not submitted with, and whose task the server does not know."""
+    allowed = ", ".join(sorted(known)) or "none: the server was started without the app"
+    errors = [_argument(name, "the execution was submitted without it", allowed) for name in names]
+    raise Problem(422, "invalid_request", f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
 
 
 def _argument(name: str, problem: str, allowed: str) -> FieldError:

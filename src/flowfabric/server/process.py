@@ -279,7 +279,7 @@ class ServerProcess:
         # Connections of their own: a burst of requests does not delay what is due, nor the other way round.
         engine = await Engine.connect(self._dsn, max_size=4, reconnect_for=timedelta(0))
         life.push_async_callback(engine.close)
-        measured = layer(engine, [one for one in middlewares if isinstance(one, Metrics)])  # no span for every look
+        measured = layer(engine, [one for one in middlewares if isinstance(one, Metrics)])  # no span for every poll
         duties = Duties(measured, (*ALL, ScheduleDuty), watcher=DutyHooks(middlewares))
         await life.enter_async_context(duties)
         life.push_async_callback(duties.stop, _LAST_ROUND)

@@ -1,4 +1,4 @@
-"""What the server tells about the requests it answers: to its metrics, and to a trace."""
+"""Metrics and traces of the requests that the server answers."""
 
 from __future__ import annotations
 

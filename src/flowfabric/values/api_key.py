@@ -21,7 +21,7 @@ _NO_DIGEST: Final = bytes(32)
 
 
 class Scope(StrEnum):
-    """What an API key may do. `admin` includes all; no other scope includes another."""
+    """A right of an API key. `admin` includes all; no other scope includes another."""
 
     READ = "read"
     SUBMIT = "submit"
@@ -95,7 +95,7 @@ class CreatedApiKey(Struct, frozen=True, kw_only=True):
 
 
 class StoredApiKey(Struct, frozen=True, kw_only=True):
-    """What is stored under the id of a key: a key or nothing, and the digests that its secret may have."""
+    """The result of looking up the id of a key: a key or nothing, and the digests that its secret may have."""
 
     api_key: ApiKey | None
     is_usable: bool

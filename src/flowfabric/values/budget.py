@@ -42,7 +42,7 @@ def budget_id_of(name: str) -> BudgetId:
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """What was used. The three fixed fields, when not zero, count as dimensions of the same names.
+    """Amounts that were used. The three fixed fields, when not zero, count as dimensions of the same names.
 
     A call with a `dedup_key` that a budget has seen within 24 hours is not counted there again.
     """
@@ -246,7 +246,7 @@ class SpendEntry(Struct, frozen=True, kw_only=True):
 
 
 class ExecutionUsage(Struct, frozen=True, kw_only=True):
-    """What an execution used of a budget, all generations together: reports, settlements, charges and spends.
+    """The usage of a budget by one execution, all generations together: reports, settlements, charges and spends.
 
     `parent_id` is set for a child of the execution that was asked for.
     """

@@ -46,7 +46,7 @@ class BulkRefusal(Struct, frozen=True):
 
 
 class BulkPreview(Struct, frozen=True, kw_only=True):
-    """What a bulk job would be about: how many executions match, exactly up to 10,000, and the newest of them."""
+    """A preview of a bulk job: how many executions match, exactly up to 10,000, and the newest of them."""
 
     count: int
     is_exact: bool

@@ -1,4 +1,4 @@
-"""What a handler submitted, as lists and trees show it."""
+"""Tasks and flows that a handler submitted, as lists and trees show them."""
 
 from __future__ import annotations
 

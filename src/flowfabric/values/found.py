@@ -1,4 +1,4 @@
-"""What a part of an id names."""
+"""Executions and flows found by a part of an id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a monitor shows of a whole deployment at one moment."""
+"""The numbers of a whole deployment at one moment, for monitors."""
 
 from __future__ import annotations
 

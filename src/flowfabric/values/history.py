@@ -1,4 +1,4 @@
-"""What an execution recorded, as a file: enough to compare other code with it on another machine."""
+"""The record of an execution as a file: enough to compare other code with it on another machine."""
 
 from __future__ import annotations
 

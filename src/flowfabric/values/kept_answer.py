@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class Repeat(StrEnum):
-    """What a request with an idempotency key is."""
+    """Whether a request with an idempotency key is new or a repeat."""
 
     NEW = "new"
     UNDER_WAY = "under_way"  # the same request is being worked on

@@ -106,7 +106,7 @@ def check_limit_name(given: object, field: str = "name") -> str:
 
 
 class Budget:
-    """What one run and everything it submits may use: `agent.options(budget=ff.Budget(tokens=50_000)).submit(...)`.
+    """A budget of one run and everything it submits: `agent.options(budget=ff.Budget(tokens=50_000)).submit(...)`.
 
     It is created with the execution or flow and deleted with it. `soft` are limits that are reported and stop nothing.
     With `mode="warn"` the hard limits stop nothing either. Amounts of a dimension that is named like one of these
@@ -162,7 +162,7 @@ def check_mode(value: object) -> Mode:
 
 
 class Used(Struct, frozen=True, kw_only=True):
-    """What a handler's report or settlement left: `remaining` of each limited dimension, the least of the budgets.
+    """The result of a handler's report or settlement: `remaining` of each limited dimension, the least of the budgets.
 
     `soft_breach` is set if a dimension is above its soft limit. `is_recorded`: an earlier run of the handler counted
     it; `remaining` is as it was then.
@@ -217,7 +217,7 @@ class FoundLimit(Struct, frozen=True, kw_only=True):
 
 
 class RunUsage(Struct, frozen=True, kw_only=True):
-    """What a run used and holds, with everything that it submitted, by dimension.
+    """The amounts that a run and everything it submitted used and hold, by dimension.
 
     `by_budget` has the same by the name of each budget, `by_execution` by execution: `total` and `held` are the most of
     any budget, since a report counts in all budgets of its execution.

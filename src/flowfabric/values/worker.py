@@ -15,7 +15,7 @@ from flowfabric.values.lane import LaneState
 
 
 class Serves(Struct, frozen=True, kw_only=True):
-    """What a worker has for a kind.
+    """The versions and the code that a worker has for a kind.
 
     `versions` are those it serves, first the one in which its executions begin; none: executions without a version.
     `digest` names its code: executions that this code stopped are left to workers with another one.
@@ -26,7 +26,7 @@ class Serves(Struct, frozen=True, kw_only=True):
 
 
 class Serving:
-    """What a worker serves: its kinds, with versions and digests. Checked once, then given to every claim."""
+    """The kinds that a worker serves, with versions and digests. Checked once, then given to every claim."""
 
     __slots__ = ("_hash", "_key", "digests", "is_versioned", "names", "versions")
 
@@ -195,7 +195,7 @@ Heartbeat: TypeAlias = Refreshed | NotRegistered
 
 
 def needing(capabilities: Collection[str]) -> str:
-    """What a worker must be able to do, as the end of a sentence; empty if nothing is required."""
+    """Return the capabilities that a worker needs, as the end of a sentence; empty if nothing is required."""
     return f" with {', '.join(capabilities)}" if capabilities else ""
 
 

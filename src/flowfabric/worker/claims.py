@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from flowfabric._waiting import first_of
-from flowfabric.errors import Contention, FlowFabricError, InvalidInput, WorkerAtCapacity
+from flowfabric.errors import Contention, Corruption, FlowFabricError, InvalidInput, WorkerAtCapacity
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.checks import check_lane
 from flowfabric.values.grant import ClaimGrant, GrantNotFound, ReclaimGrant, ResumeGrant
@@ -30,6 +30,7 @@ _MAX_PAUSE = 5.0
 _FEW = 8
 _SECOND_LOOK = 0.05  # seconds after the poll that follows an announcement
 _LONG_SLEEP = 10.0  # seconds that a worker without work announces at a time
+_DENIED_LONG = 0.2  # seconds after which a claim that moves denied executions aside returns without having seen all
 _OVERLAP = 0.25  # seconds that an announcement lasts longer than its sleep, so that there is no gap before the next
 _LONGEST_SLEEP = 60.0 - _OVERLAP  # announcements end after a minute, however long they were to last
 
@@ -41,6 +42,7 @@ class Claims:
         self._worker = worker
         self._trouble = 0
         self._is_reported = False  # the log says that claims fail
+        self._damage = ""  # what the log says is damaged
         self._asleep: datetime | None = None  # until when submissions see that this worker sleeps
         self._announced_until = 0.0
         self._announced_on = -1  # the listener's connection number
@@ -49,6 +51,8 @@ class Claims:
         self._shares = Shares(worker.lanes)
         self._kinds = worker.serving
         self.idle_since: float | None = None
+        self._asked_at = 0.0  # when the last claim that was answered began
+        self._again = asyncio.Event()
         self._reserved = 0  # slots of grants that are being consumed
 
     async def consume(self, grant: ClaimGrant) -> ExecutionId:
@@ -145,6 +149,7 @@ class Claims:
                     continue
                 if woken is not None:
                     woken.clear()
+                self._again.clear()
                 try:
                     pause = await self._round(min(free, most), woken is not None)
                 except Exception as error:
@@ -160,13 +165,21 @@ class Claims:
                 else:
                     self._has_slept = pause > 0
                     if pause:
-                        await first_of(pause, worker.stopping, woken)
+                        await first_of(pause, worker.stopping, woken, self._again)
 
     async def _round(self, limit: int, is_told: bool) -> float:
         """Claim once; returns how long to sleep. `is_told`: submissions notify workers that announced a sleep."""
         worker = self._worker
         asked = time.monotonic()
-        claimed = await self.claim(limit)
+        try:
+            claimed = await self.claim(limit)
+            self._damage = self._damage if claimed else ""
+        except Corruption as error:
+            # All that waits needs something that is damaged. Other work still wakes this worker at once.
+            if str(error) != self._damage:
+                log.warning("executions are not claimed: %s", error)
+            self._damage, claimed = str(error), []
+        self._asked_at = asked
         if self._is_reported:
             log.info("claims work again")
         self._trouble, self._is_reported = 0, False
@@ -190,9 +203,18 @@ class Claims:
             # polls at growing intervals find its submission.
             pause = min(max(self._announced_until - now, 0.01), self._next_look, worker.poll)
             self._next_look *= 5
+        elif now - asked >= _DENIED_LONG:
+            pause = min(pause, now - asked)  # there may be work behind what is denied; a server that is just slow rests
         if self.idle_since is None:
             self.idle_since = now
         return pause
+
+    async def look(self) -> None:
+        """Wait for the answer to a claim that begins after this call."""
+        begun = time.monotonic()
+        while self._asked_at <= begun and not self._worker.stopping.is_set():
+            self._again.set()
+            await asyncio.sleep(0.005)
 
     @property
     def _connection(self) -> int:

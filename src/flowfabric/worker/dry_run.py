@@ -258,7 +258,7 @@ class _DryWorker(Worker):
 
 
 class _NoEngine:
-    """Answers what a handler that repeats its record asks for; everything else is refused."""
+    """Returns what is recorded to a handler that repeats it; everything else is refused."""
 
     flow_partitions = 256
 

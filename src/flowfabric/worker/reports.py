@@ -78,8 +78,6 @@ class Reports:
         self._uses: Batcher[_Use, UsageAnswer] = Batcher(
             "usage", self._use_budgets, _answer, weigh=lambda _: 1 << 9, is_reported=is_reported
         )
-        self.completed_count = 0
-        self.failed_count = 0
 
     @property
     def pending(self) -> int:
@@ -118,7 +116,6 @@ class Reports:
     def _completed(self, item: tuple[Running, Completion], verdict: Completed | FlowFabricError) -> None:
         running, _ = item
         if not isinstance(verdict, FlowFabricError):
-            self.completed_count += 1
             told.succeeded(running)
         elif isinstance(verdict, _GONE):
             told.stopped(running, verdict, "its result is not stored")
@@ -158,7 +155,6 @@ class Reports:
         elif isinstance(verdict, FlowFabricError):
             told.say(logging.WARNING, running, "its failure could not be stored, so it will run again: %s", verdict)
         else:
-            self.failed_count += 1
             told.failed(running, failure, verdict)
 
     # Frames

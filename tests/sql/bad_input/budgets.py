@@ -223,6 +223,8 @@ CASES = [
         lambda world: {"execution_id": world.waiting},
         execution_id=by_field(IDS),
         children=by_field(BOOLS),
+        limit=by_field([0, *INTS[1:]]),
+        after=by_field([*((value, UNKNOWN) for value in IDS[1:]), *((UNKNOWN, value) for value in IDS[1:])]),
     ),
     Case(
         "find_limits",

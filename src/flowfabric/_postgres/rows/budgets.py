@@ -24,8 +24,8 @@ from flowfabric.values.ids import BudgetId, ExecutionId, ReservationId
 
 
 def _amounts(dimensions: Sequence[str] | None, amounts: Sequence[int | None] | None) -> dict[str, int]:
-    """The amounts by dimension, without those that are null."""
-    pairs = zip(dimensions or (), amounts or (), strict=True)
+    """The amounts by dimension, without those that are null. A damaged budget, which may have fewer, is readable."""
+    pairs = zip(dimensions or (), amounts or (), strict=False)
     return {dimension: amount for dimension, amount in pairs if amount is not None}
 
 

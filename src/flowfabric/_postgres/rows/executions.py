@@ -190,7 +190,7 @@ def attempt(row: Row) -> Attempt:
 
 @readable
 def child(row: Row) -> Child:
-    """What a handler submitted."""
+    """A task or flow that a handler submitted."""
     return Child(
         kind="flow" if row["is_flow"] else "execution",
         id=row["id"],

@@ -119,7 +119,7 @@ def flow_info(row: Row) -> FlowInfo:
 
 @readable
 def found_id(row: Row) -> FoundId:
-    """What a part of an id names."""
+    """An execution or flow found by a part of its id."""
     return FoundId(
         id=row["id"],
         what="flow" if row["is_flow"] else "execution",

@@ -47,10 +47,7 @@ def show(
         flow_id = await resolve_flow(engine, flow)
         frame = await read_frame(engine, flow_id)
         if not watch:
-            if json:
-                _output.document(_as_json(frame))
-            else:
-                _print(frame, expand=expand)
+            show_frame(frame, expand=expand, as_json=json)
             return 0
         if json or not sys.stdout.isatty():
             frame = await _follow(engine, frame, pause, expand=expand, as_json=json)
@@ -59,6 +56,14 @@ def show(
         return 0 if frame.state == FlowState.COMPLETED else NO
 
     exit_with(ask(dsn, work))
+
+
+def show_frame(frame: Frame, *, expand: bool, as_json: bool) -> None:
+    """Print a flow."""
+    if as_json:
+        _output.document(_as_json(frame))
+    else:
+        _print(frame, expand=expand)
 
 
 async def _follow(engine: Engine, frame: Frame, pause: float, *, expand: bool, as_json: bool) -> Frame:

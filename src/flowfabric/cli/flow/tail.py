@@ -11,7 +11,7 @@ from flowfabric.cli._options import Dsn, Json
 from flowfabric.cli._program import NO, exit_with
 from flowfabric.cli.flow._options import Id
 from flowfabric.cli.flow.wait import client_of
-from flowfabric.cli.tail import Live, Raw, Types, page_of, show_all
+from flowfabric.cli.tail import Live, Raw, Types, printer_of, show_all
 from flowfabric.values.flow import FlowState
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def tail(
 ) -> None:
     """Follow the output of all nodes until they have ended. Exits with 1 unless the flow completed."""
     known = None if app is None else load_app(app)
-    shown = page_of(types, raw=raw, as_json=json)
+    shown = printer_of(types, raw=raw, as_json=json)
 
     async def work(engine: Engine) -> int:
         flow_id = await resolve_flow(engine, flow)

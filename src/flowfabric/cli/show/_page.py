@@ -113,10 +113,10 @@ def _show_facts(seen: Seen) -> None:
     )
     held, limits = seen.held, seen.limits
     if held is not None:
-        reason = None  # said by the lines below
+        reason = None  # shown by the lines below
     awaited = membership and _upstreams(membership)
     if seen.unserved is not None and found.blocking_reason in _OF_LANE_OR_FLEET and not found.stops:
-        reason = None  # told below, with what to do about it
+        reason = None  # shown below, with what to do about it
     if reason is not None and reason.startswith(_WAITS_FOR):
         awaited, reason = reason.removeprefix(_WAITS_FOR), None
     percent = None if found.progress_pct is None else f"{found.progress_pct} %"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flowfabric.values.wait import PendingWaitpoint, Suspension
     from flowfabric.values.worker import Unserved
 
-_BEFORE = 100  # executions that wait for the same limit, of which the position is told
+_BEFORE = 100  # executions that wait for the same limit, whose position is shown
 _FRAMES = 5
 _SIGNALS = 100  # how many of the newest people get to see
 _EVENT_PAGES = 20  # of 1,000 events each

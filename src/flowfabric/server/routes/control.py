@@ -16,7 +16,7 @@ from flowfabric.errors import Contention, ExecutionNotActive, InvalidInput, Unav
 from flowfabric.server import problems, visible
 from flowfabric.server.answers import etag
 from flowfabric.server.call import Answer, Call
-from flowfabric.server.new_execution import check_arguments
+from flowfabric.server.new_execution import check_arguments, refuse_arguments
 from flowfabric.server.operation import MEDIUM, Operation, Repeats, Scope, Within
 from flowfabric.server.versions import check_match, unchanged
 from flowfabric.values.attempt import Cancelled
@@ -45,7 +45,8 @@ class ReplayExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ForkExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`before_step` is the name of a recorded step, `n` how often the handler used it before; None keeps every step.
 
-    `arguments` are replaced by name; the others stay.
+    `arguments` are replaced by name; the others stay. A server that does not know the task takes only arguments that
+    the execution was submitted with.
     """
 
     before_step: str | None = None
@@ -166,7 +167,10 @@ async def fork_execution(call: Call) -> Forked:
 
 
 async def _replaced(call: Call, target: ExecutionId, given: dict[str, Any]) -> tuple[bytes, str | None]:
-    """The arguments of an execution with some replaced. Those that cannot be read here have to be given."""
+    """The arguments of an execution with some replaced. Those that cannot be read here have to be given.
+
+    Without its task nothing says which other arguments there are: only those that it was submitted with are taken.
+    """
     try:
         context = await call.engine.read_execution_context(target)
     except InvalidInput:
@@ -174,17 +178,22 @@ async def _replaced(call: Call, target: ExecutionId, given: dict[str, Any]) -> t
     codecs, app = call.service.codecs, call.service.app
     stored, encoding = context.input_payload, context.payload_encoding
     if codecs is not None:
-        stored, encoding = codecs.open(stored, encoding, target), None
+        named = encoding
+        sealed = stored
+        stored, encoding = await call.service.opening.run(len(sealed), lambda: codecs.open(sealed, named, target)), None
     known: Any = {}
     if encoding is None and stored:
         with contextlib.suppress(msgspec.DecodeError):
             known = msgspec.json.decode(stored)
-    if not isinstance(known, dict) or known.keys() == {"given", "wanted"}:  # results of other nodes of a flow
+    is_known = encoding is None and isinstance(known, dict) and known.keys() != {"given", "wanted"}
+    if not is_known:  # encoded, or results of other nodes of a flow
         known = {}
     payload = msgspec.json.encode({**known, **given})
     task = None if app is None else app.find_task(context.execution_kind)
     if task is not None:
         check_arguments(task.signature, payload)
+    elif is_known and given.keys() - known.keys():
+        refuse_arguments(sorted(given.keys() - known.keys()), known)
     return (payload, None) if codecs is None else codecs.seal(payload, None)
 
 
@@ -259,20 +268,20 @@ async def change_priority(call: Call) -> Answer:
         found = await call.engine.read_execution(target)
         if found is None:
             raise problems.not_found("execution", target)
-        if check_match(call, _tag(call, found)):
+        if check_match(call, await _tag(call, found)):
             read_at = found.last_mutation_at
     with unchanged():
         await call.engine.change_priority(target, call.body.priority, last_mutation_at=read_at)
     changed = await call.engine.read_execution(target)
     return Answer(
         body=Prioritised(execution_id=target, priority=min(max(call.body.priority, 0), 9000)),
-        etag=None if changed is None else _tag(call, changed),
+        etag=None if changed is None else await _tag(call, changed),
     )
 
 
-def _tag(call: Call, found: Execution) -> str:
+async def _tag(call: Call, found: Execution) -> str:
     """The tag of an execution, as its GET has it."""
-    return etag(json_form.encode(visible.execution_for(call, found)))
+    return etag(json_form.encode(await visible.open_execution(call, found)))
 
 
 async def set_tag(call: Call) -> Tagged:

@@ -72,7 +72,7 @@ class OpenLink(Struct, frozen=True, kw_only=True):
 
 
 class AskedByLink(Struct, frozen=True, kw_only=True):
-    """What a link asks for. `signal_names` are the names of signals that the task waits for; empty: any."""
+    """The question behind a link. `signal_names` are the names of signals that the task waits for; empty: any."""
 
     execution_kind: str
     waitpoint_key: str
@@ -210,7 +210,7 @@ def _parsed(call: Call) -> Callback | None:
 
 
 async def _asked(call: Call, callback: Callback) -> AskedByLink | None:
-    """What a link asks for; None if it cannot be answered now."""
+    """The question behind a link; None if it cannot be answered now."""
     engine, execution_id = call.engine, callback.execution_id
     if await engine.probe_waitpoint(*_where(callback)) != "ok":
         return None

@@ -32,7 +32,7 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class ProblemPage(Struct, frozen=True, kw_only=True):
-    """What a code of a problem means."""
+    """The meaning of a problem's code."""
 
     code: str
     title: str

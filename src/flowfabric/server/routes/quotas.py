@@ -91,7 +91,7 @@ async def get_quota(call: Call) -> Answer:
 
 
 async def update_quota(call: Call) -> Answer:
-    """Change the numbers of a quota. What they have room for now becomes claimable; running executions stay.
+    """Change the numbers of a quota. Executions that there is room for now become claimable; running ones stay.
 
     With `If-Match`, the `ETag` of the quota as it was read, nothing changes if its numbers have changed since.
     """

@@ -38,7 +38,7 @@ class ListExpiredLeases(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ClaimForWorker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker can run. Without `kinds` every task; `namespace` limits it to one."""
+    """The tasks that a worker can run. Without `kinds` all of them; `namespace` limits it to one."""
 
     worker_instance_id: str
     lane_id: str = "default"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
 
 _MOST_NAMED = 10
-_CALL = 0.001  # seconds until a branch that is in a call is looked at again
+_CALL = 0.001  # seconds until a branch that is in a call is checked again
 _PATIENCE = 5.0  # seconds that a question waits for branches that cannot be judged
 # Requests that are compared with the record: those that do something or wait for something new.
 _COMPARED: frozenset[StepKind] = frozenset(("step", "submit", "wait", "sleep"))

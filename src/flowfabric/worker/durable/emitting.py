@@ -1,4 +1,4 @@
-"""What a handler emits: frames are buffered, and go to the database with the worker's next call.
+"""The output of a handler: frames are buffered, and go to the database with the worker's next call.
 
 They keep their order and are stored before the result, a failure or a pause of their handler. A handler that is faster
 than the database waits. A handler that runs again after a wait emits the same frames again: those of each type are

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 class Order:
     """The branches of one handler that wait for their turn."""
 
-    __slots__ = ("_held", "_memory", "_turns")
+    __slots__ = ("_going", "_held", "_memory", "_turns")
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._held: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._going: set[asyncio.Future[None]] = set()  # branches whose turn it is, and that did not go on yet
         self._turns = 0
 
     @property
@@ -34,14 +35,22 @@ class Order:
         return bool(self._held)
 
     async def turn(self, place: int) -> None:
-        """Wait until everything recorded before this place was asked for."""
+        """Wait until everything recorded before this place was asked for, and whoever asked for it goes on."""
+        first = self._memory.first_unasked
+        is_next = (first is None or place < first) and not self._going
+        if is_next and not (self._held and self._held[0][0] < place):
+            self.asked()
+            return
         loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = loop.create_future()
         if not self._held:
             loop.call_soon(self._tick)
         heappush(self._held, (place, id(opened), opened))
-        self._turns = 0
-        await opened
+        self.asked()
+        try:
+            await opened
+        finally:
+            self._going.discard(opened)
 
     def asked(self) -> None:
         """Something recorded was asked for: branches may have their turn."""
@@ -57,7 +66,9 @@ class Order:
     def _pass(self) -> None:
         opened = heappop(self._held)[2]
         if not opened.done():
-            opened.set_result(None)
+            # Not at once: a branch that does not wait for it yet would overtake those before it.
+            self._going.add(opened)
+            asyncio.get_running_loop().call_soon(_open, opened)
 
     def _tick(self) -> None:
         if not self._held:
@@ -68,3 +79,8 @@ class Order:
             self._pass()
             self._release()
         asyncio.get_running_loop().call_soon(self._tick)
+
+
+def _open(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

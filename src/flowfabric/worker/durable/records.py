@@ -1,4 +1,4 @@
-"""What a run adds to the record: its steps, and which answers of waits it has read."""
+"""The additions of a run to the record: its steps, and which answers of waits it has read."""
 
 from __future__ import annotations
 

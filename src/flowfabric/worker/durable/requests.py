@@ -1,4 +1,4 @@
-"""What a handler asks for next: compared with the record, and returned from it in the recorded order."""
+"""The next requests of a handler: compared with the record, and returned from it in the recorded order."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ async def ask(running: Running, name: str, kind: StepKind, was: str | None = Non
 
 
 async def _in_order(running: Running, memory: Memory, request: Request) -> None:
-    """Wait until the handler has asked for everything that was recorded before this."""
-    if running.has_order:
-        running.order.asked()
-    first = memory.first_unasked
-    if first is None or calling_thread.get() is not None or running.tasks.is_unclear:
+    """Wait until the handler has asked for everything that was recorded before this, and got it."""
+    if calling_thread.get() is not None or running.tasks.is_unclear:
+        if running.has_order:
+            running.order.asked()
         return
-    place = memory.place(request)
-    if first < place:
+    first, place = memory.first_unasked, memory.place(request)
+    if running.has_order or (first is not None and first < place):
         await running.order.turn(place)
         await running.check()
 

@@ -1,4 +1,4 @@
-"""What a handler uses: reports, and amounts that it holds before it uses them.
+"""The amounts that a handler uses: reports, and amounts that it holds before it uses them.
 
 Outside of a step they are recorded under a name and the number of its use, in the transaction that counts them, so that
 a handler that is run again finds them and counts nothing twice. Inside a step they count every time the step runs.
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _WAITS = "waits for its budget"
 _LONGEST_REST = 600.0  # seconds
-_FIRST_REST, _MOST_REST = 0.001, 0.1  # between two looks at the other branches
+_FIRST_REST, _MOST_REST = 0.001, 0.1  # between two checks of the other branches
 
 
 class Needs:

@@ -27,10 +27,6 @@ declare
     k integer;
 begin
     perform from flowfabric.budget b where b.id = p_id for no key update;
-    if flowfabric.is_damaged(p_id) then
-        perform flowfabric.rebuild_head(p_id);
-    end if;
-    v_before := flowfabric.lock_budgets(array[p_id], false);
     v_now := flowfabric.now();
     select b.* into d from flowfabric.budget b where b.id = p_id and b.created_at is not null;
     if not found then
@@ -38,6 +34,10 @@ begin
     elsif p_due and (d.next_reset_at is null or d.next_reset_at > v_now) then
         return 'early';
     end if;
+    if flowfabric.is_damaged(p_id) then
+        perform flowfabric.rebuild_head(p_id);
+    end if;
+    v_before := flowfabric.lock_budgets(array[p_id], false);
     h := v_before[1];
     for k in 1 .. cardinality(h.dimensions) loop
         h.used[k] := case when h.used[k] is not null then 0 end;
@@ -55,20 +55,21 @@ begin
 end;
 $$;
 
--- rebuild_head: running numbers for a damaged budget, whose use nobody knows. Called under its lock.
+-- rebuild_head: running numbers for a damaged budget, whose use nobody knows; breaches stay counted. Called under its lock.
 create or replace function flowfabric.rebuild_head(p_id uuid) returns void
 language plpgsql as $$
 declare
-    v_seq bigint;
+    v_seq bigint; v_breaches bigint; v_soft_breaches bigint;
 begin
     with gone as (
-        delete from flowfabric.budget_head h where h.budget_id = p_id returning h.seq
+        delete from flowfabric.budget_head h where h.budget_id = p_id returning h.seq, h.breaches, h.soft_breaches
     )
-    select coalesce(max(g.seq), 0) into v_seq from gone g;
+    select coalesce(max(g.seq), 0), coalesce(max(g.breaches), 0), coalesce(max(g.soft_breaches), 0)
+    into v_seq, v_breaches, v_soft_breaches from gone g;
     insert into flowfabric.budget_head
         (budget_id, seq, at, breaches, soft_breaches, generation, is_strict, dimensions, used, held, overrun, hard, soft)
-    select b.id, v_seq + 1, flowfabric.now(), 0, 0, b.generation, b.mode = 'strict', n.dimensions, n.used, n.held, n.overrun,
-           n.hard, n.soft
+    select b.id, v_seq + 1, flowfabric.now(), v_breaches, v_soft_breaches, b.generation, b.mode = 'strict', n.dimensions, n.used,
+           n.held, n.overrun, n.hard, n.soft
     from flowfabric.budget b
     cross join lateral (
         select coalesce(array_agg(d.dim order by d.dim), '{}') as dimensions,

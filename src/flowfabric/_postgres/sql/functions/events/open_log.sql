@@ -17,35 +17,28 @@ create or replace function flowfabric.open_log(p_at timestamptz) returns smallin
 language plpgsql as $$
 declare
     v_number bigint;
+    v_slot smallint;
+    v_is_announced boolean;
 begin
     if current_setting('flowfabric.epoch', true) is distinct from 'known' then
         perform flowfabric.begin_epoch();
     end if;
-    select n.last_value into v_number from flowfabric.event_number n;
+    select n.last_value, flowfabric.slot_of(p_at, d.event_retention) into v_number, v_slot
+    from flowfabric.event_number n cross join flowfabric.deployment d;
     for i in 0 .. 99 loop
-        if pg_try_advisory_xact_lock_shared(flowfabric.log_key(greatest(v_number - i, 0))) then
-            perform flowfabric.wake_followers();
-            return flowfabric.event_slot(p_at);
-        end if;
+        v_is_announced := pg_try_advisory_xact_lock_shared(flowfabric.log_key(greatest(v_number - i, 0)));
+        exit when v_is_announced;
     end loop;
     -- A session that may only connect holds them all: announce that any number may follow. Readers wait for the end of
     -- this transaction.
-    loop
-        exit when pg_try_advisory_xact_lock_shared((7084::bigint << 48) | floor(random() * (1::bigint << 48))::bigint);
+    while not v_is_announced loop
+        v_is_announced := pg_try_advisory_xact_lock_shared((7084::bigint << 48) | floor(random() * (1::bigint << 48))::bigint);
     end loop;
-    perform flowfabric.wake_followers();
-    return flowfabric.event_slot(p_at);
-end;
-$$;
-
--- wake_followers: notify the processes that follow the log and sleep; under load none does.
---
--- The clock is read in a subquery, once: compared with a volatile function, the index would be read from its beginning.
-create or replace function flowfabric.wake_followers() returns void
-language plpgsql as $$
-begin
+    -- Notify the processes that follow the log and sleep; under load none does. The clock is read in a subquery, once:
+    -- compared with a volatile function, the index would be read from its beginning.
     perform pg_notify('flowfabric_' || f.instance, 'events')
     from flowfabric.follower f where f.until > (select clock_timestamp());
+    return v_slot;
 end;
 $$;
 

@@ -1,6 +1,6 @@
 -- register_consumer: create a durable consumer of the event log, or compare what it takes with what is stored
 --
--- Takes    p_position, p_epoch: where a new one begins; null: at the end of the log.
+-- Takes    p_position, p_epoch: where a new one begins; null: at the end of the log. Of one that exists they are ignored.
 --          p_redefine: store another definition than before, and keep the position.
 -- Locks    the consumer, only to redefine it.
 -- Returns  new, known, redefined, or the refusal different; and what is stored.
@@ -19,11 +19,15 @@ begin
     if octet_length(p_name) not between 1 and 256 or octet_length(p_filter::text) > 4096 then
         raise exception 'the name or the filter is out of bounds' using errcode = 'invalid_parameter_value';
     end if;
-    select p.at, p.epoch into v_position, v_epoch from flowfabric.consumer_position(p_position, p_epoch) p;
-    insert into flowfabric.consumer (name, created_at, families, filter, position, epoch)
-    values (p_name, flowfabric.now(), p_families, p_filter, v_position, v_epoch)
-    on conflict (name) do nothing;
-    code := case when found then 'new' else 'known' end;
+    code := 'known';
+    if not exists (select from flowfabric.consumer x where x.name = p_name) then
+        select p.at, p.epoch into v_position, v_epoch from flowfabric.consumer_position(p_position, p_epoch) p;
+        -- An insert waits for a transaction that changes the same row, which may be a long one of a function.
+        insert into flowfabric.consumer (name, created_at, families, filter, position, epoch)
+        values (p_name, flowfabric.now(), p_families, p_filter, v_position, v_epoch)
+        on conflict (name) do nothing;
+        code := case when found then 'new' else 'known' end;
+    end if;
     select x.* into c from flowfabric.consumer x where x.name = p_name;
     if (c.families, c.filter) is distinct from (p_families, p_filter) then
         code := 'different';

@@ -19,6 +19,7 @@ declare
     v_retry timestamptz[];   -- per policy: when its rate has room again
     v_gone uuid[];
     v_first timestamptz;
+    v_now timestamptz;
 begin
     -- A window that this claim filled had room when it was read: its first entry leaves first.
     select array_agg(coalesce(r.retry_at, case when r.rate > 0 and r.rate_left <= 0 then (
@@ -77,6 +78,7 @@ begin
     if v_ids is null then
         return 0;
     end if;
+    v_now := flowfabric.now();   -- some were created after p_now
     -- As in take_ready: one that changed just before the lock was granted is left alone.
     with gone as (
         delete from flowfabric.ready r where r.ctid = any (v_tids) and r.id = any (v_ids) returning r.id, r.granted_until
@@ -92,7 +94,7 @@ begin
         update flowfabric.execution e
         set state = 'rate_limited',
             blocking_reason = case when u.key = '' then 'waiting_for_budget' else 'waiting_for_quota' end,
-            blocking_detail = u.detail, transitioned_at = p_now, mutated_at = null
+            blocking_detail = u.detail, transitioned_at = v_now, mutated_at = null
         from unnest(v_partitions, v_ids, v_limit_ids, v_keys, v_details, v_retries, v_reasons)
              as u (partition, id, limit_id, key, detail, retry_at, reason)
         where e.partition = u.partition and e.id = u.id and (cardinality(v_gone) = cardinality(v_ids) or u.id = any (v_gone))
@@ -100,7 +102,7 @@ begin
                   u.reason
     ), counted as (
         insert into flowfabric.denial (denied_at, lane, reason, dimension, count)
-        select p_now, (select r.lane from flowfabric.route r where r.id = p_routes[1]), d.reason, d.dimension, count(*)
+        select v_now, (select r.lane from flowfabric.route r where r.id = p_routes[1]), d.reason, d.dimension, count(*)
         from (select m.reason, coalesce(p_dimensions[array_position(p_budgets, m.limit_id)], '') as dimension from moved m) d
         group by d.reason, d.dimension
     ), touched as (
@@ -109,17 +111,17 @@ begin
         insert into flowfabric.blocked
             (blocking_reason, created_at, id, partition, rank, limit_id, limit_key, retry_at, blocked_at)
         select m.blocking_reason, m.created_at, m.id, m.partition, flowfabric.rank_of(m.priority), m.limit_id, m.key,
-               m.retry_at, p_now
+               m.retry_at, v_now
         from moved m
     ), due as (
         -- A rate has room at its time. A slot may be given back just now by a call that does not see these rows yet: look
         -- again soon.
         insert into flowfabric.limit_due (due_at, limit_id, key)
         select d.due_at, d.limit_id, d.key
-        from (select m.limit_id, m.key, min(coalesce(m.retry_at, p_now + interval '100 milliseconds')) as due_at
+        from (select m.limit_id, m.key, min(coalesce(m.retry_at, v_now + interval '100 milliseconds')) as due_at
               from moved m where m.key <> '' group by m.limit_id, m.key) d
         where not exists (select from flowfabric.limit_due x
-                          where x.limit_id = d.limit_id and x.key = d.key and x.due_at between p_now and d.due_at)
+                          where x.limit_id = d.limit_id and x.key = d.key and x.due_at between v_now and d.due_at)
         returning due_at
     )
     select min(d.due_at) into v_first from due d;

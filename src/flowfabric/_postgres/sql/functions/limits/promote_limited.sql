@@ -32,7 +32,7 @@ begin
                      (select l.budget_ids from flowfabric.limit_set l where l.digest = e.limits limit 1), b.needs))
           order by b.rank, b.created_at, b.id limit v_most
           for no key update of e skip locked) x;
-    v_promoted := flowfabric.promote_rows(v_tids, v_partitions, v_ids, p_now);
+    v_promoted := flowfabric.promote_rows(v_tids, v_partitions, v_ids);
     -- A page that is full, or rows that were locked: the duty continues.
     if (p_count >= 1000 or v_promoted < v_most) and num_nonnulls(p_namespace, p_tag_key) = 0
        and exists (select from flowfabric.blocked b where b.limit_id = p_limit and b.limit_key = v_key and b.needs is null) then
@@ -94,18 +94,19 @@ begin
               for no key update of e skip locked) x;
         exit when v_ids is null;
     end loop;
-    if flowfabric.promote_rows(v_tids, v_partitions, v_ids, p_now) >= 100 then
+    if flowfabric.promote_rows(v_tids, v_partitions, v_ids) >= 100 then
         perform flowfabric.look_at_limit(p_limit, p_key, p_now, p_now);
     end if;
 end;
 $$;
 
 -- promote_rows: promote_limited for rows of `blocked` whose executions are locked; returns how many became claimable.
-create or replace function flowfabric.promote_rows(p_tids tid[], p_partitions integer[], p_ids uuid[], p_now timestamptz)
+create or replace function flowfabric.promote_rows(p_tids tid[], p_partitions integer[], p_ids uuid[])
 returns integer
 language plpgsql as $$
 declare
     v_partitions integer[]; v_ids uuid[]; v_gone uuid[];
+    v_now timestamptz := flowfabric.now();   -- after they were moved aside: their callers may have read the time before
 begin
     if p_ids is null then
         return 0;
@@ -120,7 +121,7 @@ begin
     with promoted as (
         update flowfabric.execution e
         set state = case when e.resume_pending then 'resumable' else 'waiting' end, blocking_reason = 'waiting_for_worker',
-            blocking_detail = null, transitioned_at = p_now, mutated_at = null
+            blocking_detail = null, transitioned_at = v_now, mutated_at = null
         from unnest(p_partitions, p_ids) as u (partition, id)
         where e.partition = u.partition and e.id = u.id and u.id = any (v_gone)
         returning e.partition, e.id

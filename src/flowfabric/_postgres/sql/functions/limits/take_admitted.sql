@@ -38,7 +38,7 @@ declare
     -- Budgets: those that were read, and those that are exhausted.
     v_read uuid[] := '{}'; v_new uuid[]; v_shut uuid[] := '{}'; v_shut_details text[] := '{}';
     v_shut_dimensions text[] := '{}';
-    v_damaged uuid[] := '{}'; v_passed bigint[] := '{}';   -- and those that are damaged, with the limit sets that have one
+    v_damaged uuid[] := '{}';   -- and those that are damaged
     -- Policies with their keys, by name.
     v_new_policies uuid[]; v_new_keys text[]; v_got boolean[];
     v_names text[] := '{}'; v_busy text[] := '{}';
@@ -61,20 +61,9 @@ begin
         -- For the last one some more are read: concurrent claims may have locked the first.
         v_size := case when p_limit - cardinality(v_taken.ids) = 1 then 16 else p_limit - cardinality(v_taken.ids) end;
         if cardinality(v_damaged) > 0 then
-            -- Begin at the first row that has no damaged budget, as far as is known, after a thousand at most.
-            v_passed := array(select s.limits from unnest(v_known) as s (limits)
-                              cross join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = s.limits limit 1) l
-                              where l.budget_ids && v_damaged);
-            select p.rank, p.created_at, p.id into v_last_rank, v_last_at, v_last_id
-            from (select c.*, bool_and(coalesce(c.limits = any (v_passed), false) and c.available_at is null)
-                                  over (order by c.rank, c.created_at, c.id) as passed
-                  from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id,
-                                             1000, p_reclaim, v_now) c
-                  order by c.rank, c.created_at, c.id limit 1000) p
-            where p.passed order by p.rank desc, p.created_at desc, p.id desc limit 1;
-            if found then
-                v_rank := v_last_rank; v_at := v_last_at; v_id := v_last_id;
-            end if;
+            select s.rank, s.created_at, s.id into v_rank, v_at, v_id
+            from flowfabric.skip_damaged(p_routes, p_ranks, p_created, p_floors, p_namespace, v_rank, v_at, v_id, v_damaged,
+                                         p_reclaim, v_now) s;
         end if;
         select array_agg(b.tid), array_agg(b.partition), array_agg(b.id), array_agg(b.limits), array_agg(b.lost),
                (array_agg(b.rank))[count(*)], (array_agg(b.created_at))[count(*)], (array_agg(b.id))[count(*)]
@@ -286,10 +275,30 @@ begin
 end;
 $$;
 
+-- skip_damaged: where a claim goes on so as not to read rows under damaged budgets one by one: a thousand of them at most.
+create or replace function flowfabric.skip_damaged(
+    p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_rank integer,
+    p_at timestamptz, p_id uuid, p_damaged uuid[], p_reclaim boolean, p_now timestamptz)
+returns table (rank integer, created_at timestamptz, id uuid)
+language sql as $$
+    select p.rank, p.created_at, p.id
+    from (select c.rank, c.created_at, c.id,
+                 bool_and(c.available_at is null and coalesce(l.budget_ids && p_damaged, false))
+                     over (order by c.rank, c.created_at, c.id) as passed
+          from flowfabric.best_ready(p_routes, p_ranks, p_created, p_floors, p_namespace, p_rank, p_at, p_id, 1000, p_reclaim,
+                                     p_now) c
+          left join lateral (select x.budget_ids from flowfabric.limit_set x where x.digest = c.limits limit 1) l on true
+          order by c.rank, c.created_at, c.id limit 1000) p
+    where p.passed
+    union all
+    select p_rank, p_at, p_id
+    order by 1 desc, 2 desc, 3 desc limit 1
+$$;
+
 -- budget_denial: why a budget holds an execution, for people.
 create or replace function flowfabric.budget_denial(p_id uuid, p_dimension text, p_used bigint, p_hard bigint) returns text
 language sql immutable as $$ select 'budget ' || p_id || ': ' || p_dimension || ' ' || p_used || '/' || p_hard $$;
 
 -- budget_damage: what to say of a damaged budget.
 create or replace function flowfabric.budget_damage(p_id uuid) returns text
-language sql immutable as $$ select 'budget ' || p_id || ' has no running numbers, or damaged ones' $$;
+language sql immutable as $$ select 'budget ' || p_id || ' has no running numbers, or damaged ones; reset_budget repairs it' $$;

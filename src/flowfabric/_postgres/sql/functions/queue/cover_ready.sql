@@ -17,32 +17,49 @@ create or replace function flowfabric.cover_ready(
 language plpgsql as $$
 declare
     v_routes integer[]; v_ranks integer[]; v_created timestamptz[]; v_ids uuid[]; v_known boolean[];
-    v_now timestamptz := flowfabric.now();
+    v_now timestamptz;
 begin
     if cardinality(p_ids) = 1 then
-        v_routes := p_routes; v_ranks := p_ranks; v_created := p_created; v_ids := p_ids;
-        v_known := array[flowfabric.announce_ready(p_routes[1], p_ranks[1], p_created[1], v_now)];
-        -- Nearly always there is a floor already.
-        if v_known[1] and exists (
-                select from flowfabric.ready_floor f
-                where f.lane = (select r.lane from flowfabric.route r where r.id = p_routes[1]) and f.route = p_routes[1]
-                  and (f.rank, f.created_at, f.id) <= (p_ranks[1], p_created[1], p_ids[1])) then
-            return;
-        end if;
-    else
-        select array_agg(n.route), array_agg(n.rank), array_agg(n.created_at), array_agg(n.id),
-               array_agg(flowfabric.announce_ready(n.route, n.rank, n.oldest, v_now))
-        into v_routes, v_ranks, v_created, v_ids, v_known
-        from (select distinct on (u.route) u.*, min(u.created_at) over (partition by u.route) as oldest
-              from unnest(p_routes, p_ranks, p_created, p_ids) as u (route, rank, created_at, id)
-              order by u.route, u.rank, u.created_at, u.id) n;
+        perform flowfabric.cover_one(p_routes[1], p_ranks[1], p_created[1], p_ids[1], flowfabric.now());
+        return;
     end if;
+    v_now := flowfabric.now();
+    select array_agg(n.route), array_agg(n.rank), array_agg(n.created_at), array_agg(n.id),
+           array_agg(flowfabric.announce_ready(n.route, n.rank, n.oldest, v_now))
+    into v_routes, v_ranks, v_created, v_ids, v_known
+    from (select distinct on (u.route) u.*, min(u.created_at) over (partition by u.route) as oldest
+          from unnest(p_routes, p_ranks, p_created, p_ids) as u (route, rank, created_at, id)
+          order by u.route, u.rank, u.created_at, u.id) n;
     insert into flowfabric.ready_floor (lane, route, rank, created_at, id)
     select r.lane, n.route, n.rank, n.created_at, n.id
     from unnest(v_routes, v_ranks, v_created, v_ids, v_known) as n (route, rank, created_at, id, known)
     join flowfabric.route r on r.id = n.route
     where not n.known or not exists (select from flowfabric.ready_floor f where f.lane = r.lane and f.route = n.route
                                      and (f.rank, f.created_at, f.id) <= (n.rank, n.created_at, n.id));
+end;
+$$;
+
+-- cover_one: the same for one ready row. Returns whether workers of its lane sleep (wake_route notifies them).
+create or replace function flowfabric.cover_one(
+    p_route integer, p_rank integer, p_created timestamptz, p_id uuid, p_now timestamptz) returns boolean
+language plpgsql as $$
+declare
+    v_is_known boolean := flowfabric.announce_ready(p_route, p_rank, p_created, p_now);
+    v_lane text;
+    v_is_above boolean;
+    v_is_awaited boolean;
+begin
+    -- Nearly always there is a floor already.
+    select r.lane, exists (select from flowfabric.ready_floor f where f.lane = r.lane and f.route = p_route
+                           and (f.rank, f.created_at, f.id) <= (p_rank, p_created, p_id)),
+           exists (select from flowfabric.sleeper s where s.lane = r.lane and s.until > (select clock_timestamp()))
+    into v_lane, v_is_above, v_is_awaited
+    from flowfabric.route r where r.id = p_route;
+    if not v_is_known or not v_is_above then
+        insert into flowfabric.ready_floor (lane, route, rank, created_at, id)
+        values (v_lane, p_route, p_rank, p_created, p_id);
+    end if;
+    return v_is_awaited;
 end;
 $$;
 

@@ -2,11 +2,11 @@
 --
 -- The duty `quota_reconciler`. Repairs what crashed callers of check_admission left behind, and slots of grants that expired.
 -- Reads executions without locks. Entries are kept as long as check_admission says. A page ends early at a key with more
--- than 1,000 slots to look at, or 10,000 aged entries: the next one goes on with it.
+-- than 1,000 slots to look at, or 10,000 aged entries: the next one continues with it.
 -- Takes    p_after, p_after_key: the last policy and key of the page before; null: from the first on. p_after_number: the
 --          last slot of this key that was looked at; null: the key is done.
 -- Locks    what it removes, skipping what is locked.
--- Returns  how many entries and slots were removed, how many heads without any, and the place to go on from; null: it was the
+-- Returns  how many entries and slots were removed, how many heads without any, and the place to continue from; null: it was the
 --          last page.
 -- Roles    work, operate
 create or replace function flowfabric.reconcile_quotas(p_after uuid, p_after_key text, p_after_number bigint, p_limit integer)
@@ -46,6 +46,7 @@ begin
         select max(w.number), count(*) into v_to, v_looked
         from (select x.number from flowfabric.quota_slot x
               where x.policy_id = v.policy_id and x.key = v.key and x.number > v_from order by x.number limit c_slots) w;
+        -- A slot that is taken while this statement reads has a new number, above v_to.
         with freed as (
             delete from flowfabric.quota_slot s where s.ctid = any (array(
                 select x.ctid from flowfabric.quota_slot x

@@ -14,8 +14,7 @@ declare
     w flowfabric.waitpoint;
 begin
     keys := p_keys; pending := '{}';
-    if exists (select from flowfabric.suspension x
-               where x.partition = e.partition and x.id = e.id and x.closed_at is null) then
+    if (flowfabric.open_suspension(e.partition, e.id)).id is not null then
         code := 'already_suspended';
     elsif exists (select from unnest(p_waitpoints, p_keys) as u (waitpoint_id, key)
                cross join lateral (select from flowfabric.waitpoint x where x.waitpoint_id = u.waitpoint_id offset 0) x

@@ -42,8 +42,11 @@ begin
                             where x.partition = p_partition and x.waitpoint_id = u.waitpoint_id offset 0) f
         where w.ctid = f.tid;
     end if;
-    if coalesce(p_is_task, (select w.outlives_attempt from flowfabric.waitpoint w
-                            where w.partition = p_partition and w.waitpoint_id = p_waitpoints[1])) then
+    if p_is_task is null then
+        select w.outlives_attempt into p_is_task from flowfabric.waitpoint w
+        where w.partition = p_partition and w.waitpoint_id = p_waitpoints[1];
+    end if;
+    if p_is_task then
         perform flowfabric.remember_wait(p_partition, p_id, p_waitpoints, p_reason, p_satisfiers);
     end if;
 end;

@@ -14,7 +14,7 @@ declare
 begin
     e := flowfabric.lock_execution(p_partition, p_id);
     v_now := flowfabric.now();
-    select x.* into s from flowfabric.suspension x where x.partition = p_partition and x.id = p_id and x.closed_at is null;
+    s := flowfabric.open_suspension(p_partition, p_id);
     code := case when e.id is null then 'not_found' when e.state <> 'suspended' then 'not_suspended'
                  when s.id is null then 'no_active_suspension'
                  when s.timeout_at <= v_now then 'done' else 'not_yet_due' end;

@@ -16,10 +16,8 @@ language plpgsql as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
-    w record;   -- the waitpoint, with related facts
-    s flowfabric.suspension;   -- the open one, with the columns needed
+    w record;   -- the waitpoint, the open suspension, and related facts
     v_most bigint := coalesce(p_max_signals, e.max_signals, 10000);
-    v_delay bigint;
     v_existing uuid;
     v_is_redacted boolean;
     v_holds boolean := false;
@@ -33,21 +31,26 @@ begin
     if p_created_at is not null then
         perform flowfabric.check_time(p_created_at);
     end if;
-    -- Its rows change only under the lock of the execution: one read, with a snapshot younger than the lock.
-    select flowfabric.now() as at, x.waitpoint_id, x.waitpoint_key, x.suspension_id, x.state, x.expires_at,
-           x.outlives_attempt, x.counted_by, x.payload_schema,
-           (select coalesce(max(g.ordinal), 0) + 1 from flowfabric.signal g
-            where g.partition = e.partition and g.id = e.id) as ordinal,
-           s.signal_id as existing, s.refused
+    -- Its rows change only under the lock of the execution: one read, with a snapshot younger than the lock. The
+    -- suspension: see open_suspension.
+    select flowfabric.now() as at, x.waitpoint_key, x.suspension_id, x.state, x.expires_at, x.outlives_attempt, x.counted_by,
+           x.payload_schema, s.signal_id as existing, s.refused,
+           coalesce((select g.ordinal from flowfabric.signal g where g.partition = e.partition and g.id = e.id
+                     order by g.ordinal desc limit 1), 0) + 1 as ordinal,
+           u.suspension_id as open_suspension, u.number, u.waitpoint_ids, u.resume_condition, u.counts, u.keeps_waitpoints,
+           (u.resume_policy ->> 'resume_delay_ms')::bigint as delay_ms
     into w
-    from (select) one
-    left join flowfabric.waitpoint x on x.partition = e.partition and x.waitpoint_id = p_waitpoint and x.id = e.id
-    left join flowfabric.signal s on s.signal_id = p_signal and (s.partition, s.id) is not distinct from (e.partition, e.id);
-    v_now := w.at; v_existing := w.existing;
-    if w.waitpoint_id is null then
+    from flowfabric.waitpoint x
+    left join lateral (select g.signal_id, g.refused from flowfabric.signal g
+                       where g.signal_id = p_signal and (g.partition, g.id) is not distinct from (e.partition, e.id) limit 1) s on true
+    left join lateral (select n.* from flowfabric.suspension n where n.partition = e.partition and n.id = e.id
+                       order by n.number desc limit 1) u on u.closed_at is null
+    where x.partition = e.partition and x.waitpoint_id = p_waitpoint and x.id = e.id;
+    if not found then
         code := 'waitpoint_not_found';
         return;
     end if;
+    v_now := w.at; v_existing := w.existing;
 
     if v_existing is null and p_idempotency_key <> '' and p_dedup_ms > 0 then
         select g.signal_id into v_existing from flowfabric.signal g
@@ -67,12 +70,6 @@ begin
         return;
     end if;
 
-    if w.state = 'active' then
-        select x.suspension_id, x.number, x.waitpoint_ids, x.resume_condition, x.counts, x.keeps_waitpoints,
-               (x.resume_policy ->> 'resume_delay_ms')::bigint
-        into s.suspension_id, s.number, s.waitpoint_ids, s.resume_condition, s.counts, s.keeps_waitpoints, v_delay
-        from flowfabric.suspension x where x.partition = e.partition and x.id = e.id and x.closed_at is null;
-    end if;
     if e.completed_at is not null then
         code := 'target_not_signalable';
     elsif w.state in ('closed', 'expired') then
@@ -83,7 +80,7 @@ begin
     elsif w.state = 'active' and e.state <> 'suspended' then
         raise warning 'waitpoint % is active, its execution is not suspended', p_waitpoint;
         code := 'target_not_signalable';
-    elsif w.state = 'active' and w.suspension_id is distinct from s.suspension_id then
+    elsif w.state = 'active' and w.suspension_id is distinct from w.open_suspension then
         raise warning 'waitpoint % is active for a suspension that is not open', p_waitpoint;
         code := 'waitpoint_closed';
     elsif length(p_payload) > 65536 then
@@ -100,26 +97,26 @@ begin
 
     if w.state = 'pending' then
         effect := 'buffered_for_pending_waitpoint'; match_detail := 'not_evaluated';
-    elsif s.keeps_waitpoints then
+    elsif w.keeps_waitpoints then
         -- Of several waits: the handler evaluates them.
         v_holds := true; match_detail := 'advanced'; v_satisfiers := array[p_signal];
-    elsif s.resume_condition ? 'Single' and s.resume_condition -> 'Single' ->> 'waitpoint_key' = w.waitpoint_key
-          and s.resume_condition -> 'Single' -> 'matcher' = '"Wildcard"' then
+    elsif w.resume_condition ? 'Single' and w.resume_condition -> 'Single' ->> 'waitpoint_key' = w.waitpoint_key
+          and w.resume_condition -> 'Single' -> 'matcher' = '"Wildcard"' then
         -- The most common condition; no other signal can have satisfied it.
         v_holds := true; match_detail := 'advanced'; v_satisfiers := array[p_signal];
     else
         select x.* into v_weight
-        from flowfabric.weigh_signal(e.partition, s.suspension_id, s.resume_condition, s.counts, w.counted_by, w.waitpoint_key,
+        from flowfabric.weigh_signal(e.partition, w.suspension_id, w.resume_condition, w.counts, w.counted_by, w.waitpoint_key,
                                      p_name, p_source_type, p_source_identity) x;
         v_holds := v_weight.holds; match_detail := v_weight.detail; v_is_first := match_detail = 'advanced';
         v_source := v_weight.source_hash; w.counted_by := v_weight.counted_by;
         if v_holds then
             v_satisfiers := array[p_signal];
-            if 0 < any (s.counts) then
-                v_satisfiers := (flowfabric.recorded_on(e.partition, s.waitpoint_ids, true)).ids || v_satisfiers;
+            if 0 < any (w.counts) then
+                v_satisfiers := (flowfabric.recorded_on(e.partition, w.waitpoint_ids, true)).ids || v_satisfiers;
             end if;
         end if;
-        s.counts := v_weight.counts;
+        w.counts := v_weight.counts;
     end if;
     effect := coalesce(effect, case when v_holds then 'resume_condition_satisfied' else 'appended_to_waitpoint' end);
     insert into flowfabric.signal
@@ -131,14 +128,14 @@ begin
          p_source_type, p_source_identity, coalesce(p_correlation, ''), p_payload, p_encoding, nullif(p_idempotency_key, ''),
          p_scope, coalesce(p_created_at, v_now), v_now, effect, match_detail, v_source);
     if v_holds then
-        perform flowfabric.close_suspension(e.partition, e.id, s.number, s.waitpoint_ids, 'resumed', 'signal',
+        perform flowfabric.close_suspension(e.partition, e.id, w.number, w.waitpoint_ids, 'resumed', 'signal',
                                             p_waitpoint, p_signal, v_satisfiers, w.outlives_attempt, v_now);
-        perform flowfabric.resume(e.partition, e.id, coalesce(p_delay_ms, v_delay, 0), v_now);
+        perform flowfabric.resume(e.partition, e.id, coalesce(p_delay_ms, w.delay_ms, 0), v_now);
     else
         v_idle := flowfabric.count_signal(e.partition, p_waitpoint, v_is_first, w.counted_by, v_now);
         if w.state = 'active' then
-            update flowfabric.suspension x set last_signal_at = v_now, counts = s.counts
-            where x.partition = e.partition and x.id = e.id and x.number = s.number;
+            update flowfabric.suspension x set last_signal_at = v_now, counts = w.counts
+            where x.partition = e.partition and x.id = e.id and x.number = w.number;
             if v_idle > p_maxlen then
                 perform flowfabric.drop_signals(e.partition, p_waitpoint, v_idle - p_maxlen);
             end if;

@@ -33,7 +33,8 @@ begin
     -- As make_ready does, for one.
     insert into flowfabric.ready (route, rank, created_at, id, partition, deadline_at, limits, namespace)
     values (v_route, v_rank, v_created, p_id, p_partition, v_deadline, v_limits, nullif(v_namespace, ''));
-    perform flowfabric.cover_ready(array[v_route], array[v_rank], array[v_created], array[p_id]);
-    perform flowfabric.wake_route(v_route, 1);
+    if flowfabric.cover_one(v_route, v_rank, v_created, p_id, p_now) then
+        perform flowfabric.wake_route(v_route, 1);
+    end if;
 end;
 $$;

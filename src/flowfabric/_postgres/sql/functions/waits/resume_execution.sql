@@ -19,8 +19,7 @@ begin
                             e.state, e.epoch, e.attempt_id, null::timestamptz;
         return;
     end if;
-    select x.* into s from flowfabric.suspension x
-    where x.partition = p_partition and x.id = p_id and x.closed_at is null;
+    s := flowfabric.open_suspension(p_partition, p_id);
     perform flowfabric.close_suspension(
         p_partition, p_id, s.number, s.waitpoint_ids, 'operator_resumed', p_trigger, null, null, null, null,
         v_now);
