@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -11,8 +11,9 @@ import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric._duties import TimerRunner, Unblock
+from flowfabric._duties import ALL, TimerRunner, Unblock
 from flowfabric._duties.child_cancel import ChildCancel
+from flowfabric._duties.timer import TimerDuty, WokenDuty
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.lease import Operator
@@ -26,11 +27,10 @@ _IDS = "0, gen_random_uuid()"
 
 
 class Queue(NamedTuple):
-    """How rows come into a queue and leave it, and what a round of its duty does."""
+    """How rows come into a queue and leave it."""
 
     fill: str  # for n of `numbers`
     empty: str
-    round: Callable[[ff.Engine, Any], Awaitable[object]]
 
 
 def _rows(table: str, values: str) -> tuple[str, str]:
@@ -40,23 +40,17 @@ def _rows(table: str, values: str) -> tuple[str, str]:
 QUEUES = {
     "cascade": Queue(
         *_rows("pending_cascade", f"-n, {_IDS}, gen_random_uuid(), 0, 'passed', null, {_OLD}"),
-        lambda e, low: e.dispatch_cascades(low_water=low),
     ),
     "sibling_cancel": Queue(
         *_rows("sibling_cancel", f"{_IDS}, gen_random_uuid(), '{{}}', {_OLD}, {_OLD}"),
-        lambda e, low: e.cancel_siblings(low_water=low),
     ),
-    "child_cancel": Queue(
-        *_rows("child_cancel", f"{_IDS}, {_OLD}, {_OLD}"), lambda e, low: e.cancel_children(low_water=low)
-    ),
+    "child_cancel": Queue(*_rows("child_cancel", f"{_IDS}, {_OLD}, {_OLD}")),
     "flow_cancel": Queue(
         *_rows("cancel_backlog", f"{_IDS}, {_OLD}, 'r', 'r', 'cancel_all', {_OLD}"),
-        lambda e, low: e.reconcile_cancellations(low_water=low),
     ),
     "hook_submission": Queue(
         f"insert into flowfabric.hook (spec, facts, due_at) select '{{}}', '{{}}', {_OLD} from numbers",
         "delete from flowfabric.hook",
-        lambda e, low: e.submit_hooks(low_water=low),
     ),
     "reservation_end": Queue(
         *_rows(
@@ -64,18 +58,21 @@ QUEUES = {
             f"{_IDS}, gen_random_uuid(), gen_random_uuid(), 1, 0, 0, null, null, 'release', 'held', '{{t}}', '{{1}}',"
             f" {_OLD}, null, true, {_OLD}",
         ),
-        lambda e, low: e.collect_reservations(marked=True, low_water=low),
     ),
     "budget_reset": Queue(
         "insert into flowfabric.budget (id, name, next_reset_at, created_at, updated_at)"
         f" select gen_random_uuid(), gen_random_uuid()::text, {_OLD}, {_OLD}, {_OLD} from numbers",
         "update flowfabric.budget set next_reset_at = 'infinity' where next_reset_at < 'infinity'",
-        lambda e, low: e.reset_due_budgets(low_water=low),
     ),
-    "limit_opening": Queue(
-        *_rows("limit_due", f"{_OLD}, gen_random_uuid(), ''"), lambda e, low: e.unblock_limited(low_water=low)
-    ),
+    "limit_opening": Queue(*_rows("limit_due", f"{_OLD}, gen_random_uuid(), ''")),
 }
+
+
+DUTIES = {duty.name: duty for duty in ALL if issubclass(duty, WokenDuty) and not issubclass(duty, TimerDuty)}
+
+
+def test_each_queue_of_a_duty_is_known() -> None:
+    assert DUTIES.keys() == QUEUES.keys()
 
 
 @asynccontextmanager
@@ -107,7 +104,9 @@ async def _look_and_round(engine: CountingEngine, name: str, low_water: Any) -> 
         found = await engine.look_for_due({name: low_water}, at_most=SECOND)
         read.append(await _entries(engine) - before)
         assert not found.due
-        await QUEUES[name].round(engine, found.low_water[name])
+        duty = DUTIES[name](engine)
+        duty.low_water = found.low_water[name]
+        assert (await duty.round()).handled == 0
         read.append(await _entries(engine) - before - read[0])
     return read, found.low_water[name]
 
