@@ -18,7 +18,7 @@ from flowfabric.engine.amounts import (
     read_cursor,
 )
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit, check_list
+from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit, check_list, check_low_water
 from flowfabric.engine.timers import Round
 from flowfabric.errors import Contention, InvalidInput, NotFound, ValidationFailed
 from flowfabric.values.budget import (
@@ -230,9 +230,16 @@ class Budgets(Operations):
             raise NotFound("budget", target)
         return BudgetReset(row["next_reset_at"])
 
-    async def reset_due_budgets(self, *, limit: int = 20) -> Round:
-        """Reset budgets whose period has ended, the earliest first. For the duty."""
-        row = await self._row(statements.RESET_DUE_BUDGETS, check_int(limit, "limit", 1, 1000))
+    async def reset_due_budgets(self, *, limit: int = 20, low_water: datetime | None = None) -> Round:
+        """Reset budgets whose period has ended, the earliest first. For the duty.
+
+        `low_water`: from `look_for_due`; budgets that were due before it are passed over.
+        """
+        row = await self._row(
+            statements.RESET_DUE_BUDGETS,
+            check_int(limit, "limit", 1, 1000),
+            check_low_water(low_water),
+        )
         return Round(handled=row["handled"], failed=row["failed"], message=row["message"], more=row["more"])
 
     async def reconcile_budget_counters(

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from flowfabric.errors import InvalidInput
-from flowfabric.values.checks import MAX_BATCH, MAX_PAYLOAD, check_text
+from flowfabric.values.checks import MAX_BATCH, MAX_PAYLOAD, check_text, moment
 from flowfabric.values.ids import PartitionKey, partition_of_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.wait import WaitpointToken
@@ -102,6 +102,11 @@ def check_duration(value: object, field: str, *, least_ms: int = 1, most: timede
     if ms < least_ms or ms > 10**13 or (most is not None and value > most):
         raise InvalidInput(f"got {value}", field=field, allowed=allowed)
     return ms
+
+
+def check_low_water(value: object) -> datetime | None:
+    """Return the time before which a queue is known to be empty; None if nothing is known."""
+    return None if value is None else moment(value, "low_water")
 
 
 def optional_bytes(value: object, field: str) -> bytes | None:

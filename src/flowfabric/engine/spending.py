@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, cast, get_args
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from flowfabric.engine.checks import (
     check_int,
     check_limit,
     check_list,
+    check_low_water,
     most_rows,
 )
 from flowfabric.engine.timers import Round
@@ -258,13 +260,19 @@ class Spending(Operations):
             raise raised(row, fences.execution_id(0))
         return PausedForBudget(fences.execution_id(0), row["code"] == "ok")
 
-    async def collect_reservations(self, *, marked: bool = False, limit: int = 100) -> Round:
+    async def collect_reservations(
+        self, *, marked: bool = False, limit: int = 100, low_water: datetime | None = None
+    ) -> Round:
         """Give back or charge what reservations hold whose lease has ended, of up to `limit` budgets. For duties.
 
         With `marked` only those that the end of the lease could not handle, because their budget was locked.
+        `low_water`: from `look_for_due`; of them, those from before it are passed over.
         """
         row = await self._row(
-            statements.COLLECT_ENDED, check_bool(marked, "marked"), check_int(limit, "limit", 1, 1000)
+            statements.COLLECT_ENDED,
+            check_bool(marked, "marked"),
+            check_int(limit, "limit", 1, 1000),
+            check_low_water(low_water),
         )
         return Round(handled=row["handled"], failed=row["failed"], message=row["message"], more=row["more"])
 
