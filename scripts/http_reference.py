@@ -49,7 +49,8 @@ in requests such bytes are the member `input` |
 | repeats | `Idempotency-Key` on every POST. Submissions, flows, signals and usage store it with what they make: a \
 repeat returns that, whatever its body. Other operations refuse it with another body (422) and while the first is \
 under way (409); after a 412, repeat the request with the current tag and the same key |
-| bodies | at most the bytes that the operation says; longer ones are refused (413) while they are read |
+| bodies | at most the bytes that the operation says; longer ones are refused (413) while they are read, \
+compressed ones always (415) |
 | request ids | every response has `X-Request-Id`; a problem has it as `instance`, except that of a link, \
 whose problem is the same for every reason |
 

@@ -245,8 +245,8 @@ AS_PROCESSES = (rb'"\ud800"', STRANGE_TEXT)  # the others are shown by the same 
 @pytest.mark.parametrize(
     ("payload", "shown", "in_json"),
     [
-        (rb'"\ud800"', r"\ud800", "\ud800"),
-        (rb'{"\udfff": ["\ud800"]}', r'{"\udfff": ["\ud800"]}', {"\udfff": ["\ud800"]}),
+        (rb'"\ud800"', r"\ud800", r'"\ud800"'),  # half of a surrogate pair has no UTF-8: its JSON is shown as text
+        (rb'{"\udfff": ["\ud800"]}', r'{"\udfff": ["\ud800"]}', r'{"\udfff": ["\ud800"]}'),
         (b"[" * 5000, "[" * 5000, "[" * 5000),
         (b"[" * 600 + b"]" * 600, "[" * 600 + "]" * 600, "[" * 600 + "]" * 600),
         (b"[" * 40 + b"]" * 40, "[" * 40 + "]" * 40, json.loads("[" * 40 + "]" * 40)),
@@ -255,7 +255,7 @@ AS_PROCESSES = (rb'"\ud800"', STRANGE_TEXT)  # the others are shown by the same 
         (b"1" * 5000, "1" * 5000, "1" * 5000),
         (STRANGE_TEXT, r"\xe9\u202e\x9b", "\u00e9\u202e\x9b"),
     ],
-    ids=lambda value: str(value)[:20],
+    ids=lambda value: ascii(value)[:20],
 )
 async def test_no_payload_is_too_strange_to_be_shown(
     engine: ff.Engine, database: str, payload: bytes, shown: str, in_json: object

@@ -729,7 +729,7 @@ async def test_no_answer_gives_away_the_fence_of_another_holder(
             ),
             ("list_events($1, $2, null, null, 100, 1000)", (held.handle.partition, held.handle.uuid)),
             ("list_expired_leases('infinity', null, null, 10, null)", ()),
-            ("list_attempts($1, $2)", (held.handle.partition, held.handle.uuid)),
+            ("list_attempts($1, $2, -1, null)", (held.handle.partition, held.handle.uuid)),
             ("read_executions($1, $2)", ([held.handle.partition], [held.handle.uuid])),
             (
                 "complete(array[$1::int], array[$2::uuid], array[$3::uuid], array[1], array[$3::uuid], array[0],"

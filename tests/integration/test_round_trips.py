@@ -20,6 +20,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.client import AsyncClient
+from flowfabric.client.limits import raise_owned
 from flowfabric.engine.acting import Actor
 from flowfabric.errors import StateError
 from flowfabric.values.attempt import Failure
@@ -36,7 +37,7 @@ from flowfabric.values.ids import BudgetId, FlowId, QuotaPolicyId, ReservationId
 from flowfabric.values.joins import AnyOf, Quorum
 from flowfabric.values.kept_answer import AnswerKey
 from flowfabric.values.lease import Handle, Operator
-from flowfabric.values.policies import ExecutionPolicy
+from flowfabric.values.policies import ExecutionPolicy, OwnBudget
 from flowfabric.values.step import NewStep
 from flowfabric.values.stream import START, NewFrame
 from flowfabric.values.wait import Fresh, NewWaitpoint, Suspended
@@ -802,6 +803,17 @@ async def test_a_clients_signal_and_decision_are_one_round_trip(
                 before = counter.asked
                 await send(there, "k")
                 assert not counted or counter.asked - before == 1
+
+
+async def test_raising_the_budget_of_a_run_is_one_round_trip(wire: tuple[Wire, str]) -> None:
+    counter, dsn = wire
+    async with await ff.Engine.connect(dsn, max_size=1, notifications=False) as engine:
+        policy = ExecutionPolicy(budget=OwnBudget(hard={"t": 1}))
+        owner = (await engine.create_execution(execution_kind="test", policy=policy)).execution_id
+        await raise_owned(engine, owner, {"t": 1}, {})
+        before = counter.asked
+        assert (await raise_owned(engine, owner, {"t": 1}, {})).hard_limits == {"t": 3}
+        assert counter.asked - before == 1
 
 
 async def test_an_answer_with_a_schema_is_one_round_trip_once_the_schema_is_known(

@@ -31,6 +31,18 @@ async def claim(engine: ff.Engine, **how: Any) -> Claimed:
     return found
 
 
+async def read_all(client: httpx.AsyncClient, path: str) -> list[Any]:
+    """The items of all pages of a list."""
+    items: list[Any] = []
+    while True:
+        page = await client.get(path)
+        assert page.status_code == 200, page.text
+        items += page.json()["items"]
+        if "next" not in page.links:
+            return items
+        path = page.links["next"]["url"]
+
+
 async def test_a_submitted_execution_can_be_read_and_is_listed(client: httpx.AsyncClient) -> None:
     made = await client.post("/v1/executions", json={"execution_kind": "greet", "arguments": {"name": "Ada"}})
     assert made.status_code == 201, made.text
@@ -71,16 +83,22 @@ async def test_an_idempotency_key_returns_the_existing_execution(client: httpx.A
 
 async def test_every_member_of_a_submission_arrives(client: httpx.AsyncClient, plain_engine: ff.Engine) -> None:
     execution_id = uuid4()
+    budget = await plain_engine.create_budget(name="tokens", dimensions=["tokens"], hard_limits=[5], soft_limits=[0])
     made = await client.post(
         "/v1/executions",
         json={
             "execution_kind": "work",
+            "idempotency_key": "once",
             "input": {"base64": base64.b64encode(b"\xff\x00").decode(), "encoding": "raw"},
             "lane_id": "slow",
             "namespace": "team",
             "priority": 7,
             "tags": {"a.b": "c"},
-            "policy": {"retry_policy": {"max_retries": 2, "backoff": {"type": "fixed", "delay_seconds": 0.5}}},
+            "policy": {
+                "retry_policy": {"max_retries": 2, "backoff": {"type": "fixed", "delay_seconds": 0.5}},
+                "routing_requirements": {"required_capabilities": ["pdf"]},
+                "budget_ids": [str(budget.budget_id)],
+            },
             "delay_seconds": 3600,
             "execution_deadline_at": "2100-01-01T00:00:00Z",
             "execution_id": str(execution_id),
@@ -90,6 +108,8 @@ async def test_every_member_of_a_submission_arrives(client: httpx.AsyncClient, p
     found = (await client.get(made.headers["Location"])).json()
     assert (found["lane_id"], found["namespace"], found["priority"], found["tags"]) == ("slow", "team", 7, {"a.b": "c"})
     assert found["policy"]["retry_policy"]["max_retries"] == 2
+    assert found["policy"]["routing_requirements"]["required_capabilities"] == ["pdf"]
+    assert found["policy"]["budget_ids"] == [str(budget.budget_id)]
     assert found["deadline_at"] == "2100-01-01T00:00:00Z"
     given = (await client.get(f"{made.headers['Location']}/input")).json()
     assert given["input"] == {"base64": "/wA=", "encoding": "raw"}
@@ -222,6 +242,10 @@ async def test_the_history_of_an_execution_is_listed(
     for name, result in (("fetch", b'{"n": 1}'), ("then", b"2"), ("last", b"3")):
         await plain_engine.record_steps([(claimed.handle, ff.engine.steps.NewStep(name=name, result=result))])
     await plain_engine.fail(claimed.handle, "no luck", retry_policy={"max_retries": 0})
+    for _ in range(2):
+        await plain_engine.replay_execution(ff.ExecutionId(UUID(execution_id)))
+        again = await claim(plain_engine)
+        await plain_engine.fail(again.handle, "no luck", retry_policy={"max_retries": 0})
     for part, seen in (("attempts", "attempt_index"), ("steps", "name"), ("events", "lease_type"), ("signals", None)):
         answer = await client.get(f"/v1/executions/{execution_id}/{part}")
         assert answer.status_code == 200, answer.text
@@ -235,6 +259,11 @@ async def test_the_history_of_an_execution_is_listed(
     last = await client.get(first.links["next"]["url"])
     assert [*first.json()["items"], *last.json()["items"]] == steps
     assert last.json()["next_cursor"] is None
+    for part in ("attempts", "steps"):
+        path = f"/v1/executions/{execution_id}/{part}"
+        whole = (await client.get(path)).json()["items"]
+        assert await read_all(client, f"{path}?limit=1") == whole != []
+        assert (await client.get(path, params={"limit": len(whole)})).json()["next_cursor"] is None
     events = await client.get(f"/v1/executions/{execution_id}/events?limit=1")
     rest = await client.get(events.links["next"]["url"])
     assert rest.json()["items"][0]["cursor"] != events.json()["items"][0]["cursor"]

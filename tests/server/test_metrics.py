@@ -58,6 +58,7 @@ async def test_the_gauges_of_the_database_and_the_calls_are_in_the_text(
     ):
         assert line in lines, line
     assert not [line for line in lines if "_created" in line]
+    assert len([1 for bound in set(re.findall(r'_bucket{.*le="([0-9.e-]+)"', answer.text)) if float(bound) < 0.001]) > 1
     named = {re.sub(r"_(bucket|count|sum)$", "", found[1]) for line in lines if (found := LINE.match(line))}
     assert named <= {*METRICS, *SERVER_METRICS, *STORED_METRICS}
     assert set(STORED_METRICS) - {"flowfabric_blocked"} <= named

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -171,6 +172,22 @@ async def test_what_is_not_json_is_a_bad_request(client: httpx.AsyncClient, data
 async def test_only_json_is_read(client: httpx.AsyncClient, media: str) -> None:
     answer = await refused(client, b'{"execution_kind": "work"}', Content_Type=media)
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+
+
+async def test_a_compressed_body_is_refused(client: httpx.AsyncClient) -> None:
+    body = b'{"execution_kind": "k"}'
+    for encoding, data, status in (
+        ("gzip", gzip.compress(body), 415),
+        ("gzip", body, 415),
+        ("br, gzip", body, 415),
+        ("Identity", body, 201),
+    ):
+        headers = {"Content-Type": "application/json", "Content-Encoding": encoding}
+        answer = await client.post("/v1/executions", content=data, headers=headers)
+        assert answer.status_code == status, (encoding, answer.text)
+        if status == 415:
+            assert answer.json()["errors"][0]["parameter"] == "Content-Encoding"
+            assert answer.headers["accept-encoding"] == "identity"
 
 
 async def test_json_schema_calls_2_0_an_integer_and_so_do_we(client: httpx.AsyncClient) -> None:

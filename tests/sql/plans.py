@@ -41,7 +41,7 @@ select array_agg(o.oid) from (
     union all select i.indexrelid from ours join pg_index i on i.indrelid = ours.reltoastrelid) o
 """
 # Their pages that the transaction has read or written.
-_PAGES = "select sum(pg_stat_get_xact_blocks_fetched(o))::bigint from unnest($1::oid[]) o"
+PAGES = "select sum(pg_stat_get_xact_blocks_fetched(o))::bigint from unnest($1::oid[]) o"
 _FORGET = f"delete from pg_statistic where starelid in ({_OURS});"
 # Tables that are emptied again and again: a vacuum then leaves their pages and counts no row on them.
 _QUEUES = (
@@ -74,7 +74,7 @@ class CountingEngine(ff.Engine):
         self.is_counting = False
         self.called: set[str] = set()
         self.handled = 0
-        self._with_pages: list[int] = []
+        self.tables: list[int] = []
         self._pages_before = 0
         self.worst: list[tuple[int, str]] = []
 
@@ -84,7 +84,7 @@ class CountingEngine(ff.Engine):
         async with await ff.Engine.connect(dsn) as engine:
             connection = await asyncpg.connect(dsn, connection_class=Connection)
             counting = cls(engine, connection)
-            counting._with_pages = await connection.fetchval(_WITH_PAGES)
+            counting.tables = await connection.fetchval(_WITH_PAGES)
             await connection.execute(_EXPLAIN)
             await connection.execute("set client_min_messages = error")
             connection.add_log_listener(counting._note)
@@ -141,7 +141,7 @@ class CountingEngine(ff.Engine):
         return await self._all_pages() - self._pages_before
 
     async def _all_pages(self) -> int:
-        return int(await self.connection.fetchval(_PAGES, self._with_pages))
+        return int(await self.connection.fetchval(PAGES, self.tables))
 
 
 def handled(node: dict[str, Any]) -> int:

@@ -52,7 +52,6 @@ CASES = [
 NO_ARGUMENTS = {
     "close",
     "leave_lead",
-    "list_consumers",
     "list_leaders",
     "prepare",
     "ping",

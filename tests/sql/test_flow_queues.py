@@ -90,7 +90,7 @@ async def test_the_dispatcher_commits_synchronously_where_it_ends_something(
     async with sql.transaction():
         await sql.execute("set local synchronous_commit = on")
         resolved = await sql.fetchval(
-            "select resolved from flowfabric.dispatch_cascades(100, 100, null, null, null, null, null, null)"
+            "select resolved from flowfabric.dispatch_cascades(100, 100, null, null, null, null, null, null, null)"
         )
         commits = await sql.fetchval("select current_setting('synchronous_commit')")
     assert (resolved, commits) == (1, "on" if skips else "off")

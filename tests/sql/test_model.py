@@ -1423,7 +1423,7 @@ class Histories(RuleBasedStateMachine):
         attempts: dict[str, list[dict[str, Any]]] = {e: [] for e in model.executions}
         for row in await sql.fetch(
             "select e.partition as home, e.id as of, a.* from flowfabric.execution e"
-            " cross join lateral flowfabric.list_attempts(e.partition, e.id) a order by a.attempt_index"
+            " cross join lateral flowfabric.list_attempts(e.partition, e.id, -1, null) a order by a.attempt_index"
         ):
             attempt = rows.attempt(row)
             attempts[str(row["of"])].append(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import flowfabric as ff
-from flowfabric.errors import FlowFabricError, NotFound, ValidationFailed
+from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, ValidationFailed
 from flowfabric.values.budget import HardBreach, UsageOk
 from flowfabric.values.execution import Created, NewExecution
 from flowfabric.values.graph import NewNode
@@ -43,6 +43,21 @@ async def test_an_execution_has_a_budget_of_its_own(engine: ff.Engine) -> None:
     assert isinstance(denied, HardBreach)
     assert denied.budget_id == own
     assert [one.budget_id for one in (await engine.list_budgets(owner_id=execution_id)).items] == [own]
+
+
+async def test_it_is_changed_by_its_owner(engine: ff.Engine) -> None:
+    other = await submit(engine, policy=ExecutionPolicy(budget_ids=(await make(engine, {"t": 100}),)))
+    owner = await submit(engine, policy=ExecutionPolicy(budget=OwnBudget(hard={"t": 10})))
+    changed = await engine.update_budget(owner_id=owner, raise_by={"t": 5})
+    assert (changed.budget_id, changed.owner_id, changed.hard_limits) == (BudgetId(owner), owner, {"t": 15})
+    for stranger in (other, ExecutionId(mint_uuid())):
+        with pytest.raises(NotFound, match="was submitted without a budget of its own"):
+            await engine.update_budget(owner_id=stranger, raise_by={"t": 5})
+    with pytest.raises(InvalidInput):
+        await engine.update_budget(raise_by={"t": 5})
+    with pytest.raises(InvalidInput):
+        await engine.update_budget(BudgetId(owner), owner_id=owner, raise_by={"t": 5})
+    assert (await status(engine, BudgetId(owner))).hard_limits == {"t": 15}
 
 
 async def test_each_of_many_has_its_own(engine: ff.Engine) -> None:

@@ -13,7 +13,9 @@ import pytest
 import pytest_asyncio
 
 import flowfabric as ff
+from flowfabric._duties import ALL
 from flowfabric._duties.lead import CASCADES, DUTIES
+from flowfabric._duties.timer import TimerDuty, WokenDuty
 from flowfabric._postgres import statements
 from flowfabric.engine.acting import Actor
 from flowfabric.engine.edges import EdgePlace
@@ -424,6 +426,14 @@ async def an_hour_later(g: Ground) -> None:
     await g.later(hours=2)
 
 
+async def with_marked(g: Ground) -> None:
+    """The ends of their leases found the budget locked."""
+    await g.later(hours=2)
+    await g.engine.connection.execute(
+        "update flowfabric.reservation set lost = true, lost_at = flowfabric.now() where state = 'held'"
+    )
+
+
 def timers(kind: TimerKind) -> Step:
     return lambda g: g.engine.run_timers(kind)
 
@@ -575,6 +585,7 @@ async def replays(g: Ground) -> None:
 BULK = mint_uuid()
 REPLAYS = mint_uuid()
 T = TimerKind
+QUEUES = [duty.name for duty in ALL if issubclass(duty, WokenDuty) and not issubclass(duty, TimerDuty)]
 BAD: Any = {"retry_policy": "nonsense"}
 CALLS = [
     # executions
@@ -669,6 +680,8 @@ CALLS = [
         g.stepped.execution_id, before_step=("step 2 7", 0)), stepped_ended),
     Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id])),
     Call("read_steps", N, lambda g: g.engine.read_steps(ids(g.held))),
+    # No index has the order in which they were recorded: all steps of the execution are looked at.
+    Call("read_steps", 3 * N, lambda g: g.engine.read_steps([g.stepped.execution_id], limit=5)),
     # streams
     Call("append_frames", N, lambda g: g.engine.append_frames(
         [(one.handle, NewFrame(payload=b"x")) for one in g.held])),
@@ -799,13 +812,14 @@ CALLS = [
     Call("ack_cancel_member", 1, lambda g: g.engine.ack_cancel_member(g.wide.flow_id, g.wide.nodes["m7"]),
          flow_cancelled),
     Call("read_cancel_backlog", N, lambda g: g.engine.read_cancel_backlog(g.wide.flow_id), flow_cancelled),
-    Call("due_cancellations", 1, lambda g: g.engine._fetch(statements.DUE_CANCELLATIONS, 10), flow_cancelled),
+    Call("due_cancellations", 1, lambda g: g.engine._fetch(statements.DUE_CANCELLATIONS, 10, None), flow_cancelled),
     # reads
     Call("read_executions", 1, lambda g: g.engine.read_execution(g.buffered.execution_id)),
     Call("read_executions", N, lambda g: g.engine.read_executions(ids(g.done))),
     Call("read_result", 1, lambda g: g.engine.read_result(g.done[3].execution_id)),
     Call("read_payload", 1, lambda g: g.engine.read_execution_context(g.done[3].execution_id)),
     Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id)),
+    Call("list_attempts", 1, lambda g: g.engine.list_attempts(g.done[3].execution_id, after=0, limit=5)),
     Call("list_partition", 50, lambda g: g.engine.list_executions(home(g.wide.flow_id))),
     Call("find", 100, lambda g: g.engine.find_executions()),  # the newest of each of a thousand kinds
     Call("find", 100, lambda g: g.engine.find_executions(lane_ids=["far"])),
@@ -882,12 +896,14 @@ CALLS = [
     Call("reset_budget", N, lambda g: g.engine.reset_budget(g.exhausted)),
     Call("reset_due_budgets", 1, lambda g: g.engine.reset_due_budgets()),
     Call("collect_ended", N, lambda g: g.engine.collect_reservations()),
+    Call("collect_ended", N, lambda g: g.engine.collect_reservations(marked=True), with_marked),
     Call("reconcile_budgets", 100, lambda g: g.engine.reconcile_budget_counters()),
     Call("read_budgets", 1, lambda g: g.engine.get_budget_status(g.spent)),
     Call("find_budgets", 1, lambda g: g.engine.find_budgets(["spent"])),
     Call("list_budgets", 10, lambda g: g.engine.list_budgets(prefix="other", limit=10)),
     Call("list_spend", 10, lambda g: g.engine.list_spend(g.spent, limit=10)),
     Call("read_usage", 1, lambda g: g.engine.read_usage(g.spending[0].execution_id)),
+    Call("read_usage", 1, lambda g: g.engine.read_usage(g.spending[0].execution_id, limit=5)),
     # limits by name, and what they hold
     Call("find_limits", 2, lambda g: g.engine.find_limits(["spent"], ["full"])),
     Call("list_held", 10, lambda g: g.engine.list_held(g.full, limit=10)),
@@ -969,7 +985,7 @@ CALLS = [
     # A hook is a submission of its own.
     Call("submit_hooks", N, lambda g: g.engine.submit_hooks(limit=N), with_hooks),
     Call("next_due", 1, lambda g: g.engine.next_due()),
-    Call("look_for_due", 1, lambda g: g.engine.look_for_due(dict.fromkeys(T), at_most=HOUR), an_hour_later),
+    Call("look_for_due", 1, lambda g: g.engine.look_for_due(dict.fromkeys([*T, *QUEUES]), at_most=HOUR), an_hour_later),
     Call("begin_epoch", 1, lambda g: g.engine._fetch("select flowfabric.begin_epoch()")),
     Call("take_lead", 2, lambda g: g.engine.take_lead([DUTIES, CASCADES], HOUR)),
     Call("leave_lead", 1, lambda g: g.engine.leave_lead()),

@@ -15,7 +15,7 @@ from flowfabric.errors import StateError, ValidationFailed
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.lease import Fence, Handle, Operator
 from flowfabric.values.policies import ExecutionPolicy
-from flowfabric.values.step import NewStep, Step
+from flowfabric.values.step import NewStep, Step, StepCursor
 from tests.ids import home, id_in
 from tests.sql.cases import NOT_HELD, Case, World, outcome, stranger
 from tests.support import OTHER, RETRY, STATES, WORKER, claim_one, new_id, started, submit
@@ -453,6 +453,27 @@ async def test_a_lost_response_does_not_create_a_second_child(world: World, monk
     assert await world.sql.fetchval("select count(*) from flowfabric.execution") == 2
 
 
+# ---- pages
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+async def test_pages_of_steps_are_the_whole_list_cut(world: World, size: int) -> None:
+    held = await started(world.engine)
+    for call in range(3):  # the steps of one call have one time
+        names = [NewStep(name=f"{name} {call}") for name in "cabd"]
+        await world.engine.record_steps([(held.handle, one) for one in names])
+    whole = await world.engine.read_steps([held.execution_id])
+    assert [one.name[0] for one in whole] == list("cabd" * 3)
+    seen: list[Step] = []
+    after: StepCursor | None = None
+    while page := await world.engine.read_steps([held.execution_id], after=after, limit=size):
+        assert len(page) <= size
+        seen += page
+        after = StepCursor.decode(StepCursor.of(page, after).encode())
+    assert seen == whole
+
+
 # ---- plans
 
 
@@ -468,7 +489,7 @@ async def test_the_steps_of_others_cost_nothing(world: World) -> None:
     held = await started(world.engine)
     at = f"array[{home(held.execution_id)}], array['{held.execution_id}'::uuid]"
     handle = held.handle
-    read = f"select * from flowfabric.read_steps({at}, false)"
+    read = f"select * from flowfabric.read_steps({at}, false, null, null, 0, null)"
     fence = f"array['{handle.lease_id}'::uuid], array[{handle.lease_epoch}::bigint], array['{handle.attempt_id}'::uuid]"
     nothing = ", ".join(["null"] * 10)
     write = f"select * from flowfabric.record_steps({at}, {fence}, array[0], array['%s'], array[0], {nothing})"

@@ -15,6 +15,6 @@ class BudgetReset(WokenDuty):
     batch = 20
 
     async def round(self) -> Round:
-        done = await self.engine.reset_due_budgets(limit=self.batch)
+        done = await self.engine.reset_due_budgets(limit=self.batch, low_water=self.low_water)
         self.report(done.failed, done.message)
         return done

@@ -18,7 +18,7 @@ class Cascade(WokenDuty):
     _after: int | None = None
 
     async def round(self) -> Round:
-        done = await self.engine.dispatch_cascades(after=self._after, filter=self.filter)
+        done = await self.engine.dispatch_cascades(after=self._after, low_water=self.low_water, filter=self.filter)
         if done.failed:
             log.warning("%s: %d ends failed, the last because: %s", self.name, done.failed, done.message)
         # Ends that could not be resolved stay first in the queue; continue after them until the queue is done.

@@ -17,7 +17,7 @@ class ChildCancel(WokenDuty):
     interval = timedelta(seconds=1)
 
     async def round(self) -> Round:
-        done = await self.engine.cancel_children()
+        done = await self.engine.cancel_children(low_water=self.low_water)
         if done.failed:
             log.warning("%s: %d children could not be cancelled: %s", self.name, done.failed, done.message)
         return Round(handled=done.cancelled, failed=done.failed, message=done.message, more=done.more)

@@ -17,7 +17,7 @@ class FlowCancel(WokenDuty):
     interval = timedelta(seconds=15)
 
     async def round(self) -> Round:
-        done = await self.engine.reconcile_cancellations()
+        done = await self.engine.reconcile_cancellations(low_water=self.low_water)
         if done.failed:
             log.warning("%s: %d members could not be cancelled: %s", self.name, done.failed, done.message)
         return done

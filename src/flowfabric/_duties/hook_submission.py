@@ -17,7 +17,7 @@ class HookSubmission(WokenDuty):
     interval = timedelta(seconds=1)
 
     async def round(self) -> Round:
-        done = await self.engine.submit_hooks()
+        done = await self.engine.submit_hooks(low_water=self.low_water)
         if done.failed:
             log.warning("%s: %d not submitted, the last because: %s", self.name, done.failed, done.message)
         return done

@@ -16,6 +16,6 @@ class LimitOpening(WokenDuty):
     is_for_all = True
 
     async def round(self) -> Round:
-        done = await self.engine.unblock_limited(limit=self.batch)
+        done = await self.engine.unblock_limited(limit=self.batch, low_water=self.low_water)
         self.report(done.failed, done.message)
         return Round(handled=done.promoted, failed=done.failed, message=done.message, more=done.looked == self.batch)

@@ -14,6 +14,6 @@ class ReservationEnd(WokenDuty):
     interval = timedelta(seconds=1)
 
     async def round(self) -> Round:
-        done = await self.engine.collect_reservations(marked=True)
+        done = await self.engine.collect_reservations(marked=True, low_water=self.low_water)
         self.report(done.failed, done.message)
         return done

@@ -17,7 +17,7 @@ from flowfabric._duties.cascade import Cascade
 from flowfabric._duties.duty import Duty
 from flowfabric._duties.intervals import intervals_of
 from flowfabric._duties.lead import CASCADES, DUTIES, Leadership
-from flowfabric._duties.timer import TimerDuty, WokenDuty
+from flowfabric._duties.timer import WokenDuty
 from flowfabric._duties.watcher import Watcher
 from flowfabric.engine import Engine
 from flowfabric.engine.timers import Round
@@ -25,7 +25,8 @@ from flowfabric.errors import FlowFabricError
 from flowfabric.values.page import ScannerFilter
 
 log = logging.getLogger("flowfabric.duties")
-_READ_ALL = 300.0  # seconds
+_READ_ALL = 30.0  # seconds, or longer if that takes long
+_READ_ALL_AT_MOST = 300.0
 
 
 class TimerRunner(Duty):
@@ -72,21 +73,24 @@ class TimerRunner(Duty):
         return await proceed()  # the rounds of its duties are what counts
 
     async def _with_work(self) -> list[WokenDuty]:
-        timed = {duty.kind: duty for duty in self._duties if isinstance(duty, TimerDuty)}
-        # Timers that have fired stay in the index as long as an old snapshot anywhere may see them: polls start after
-        # them. A transaction that ended long after its timer was due is found by the rare ones
-        # that start from the beginning.
-        if (now := time.monotonic()) - self._read_all_at >= _READ_ALL:
-            self._read_all_at = now
-            for duty in timed.values():
+        # What was handled stays in the index as long as an old snapshot anywhere may see it: polls start after it. A
+        # row of a transaction that ended more than a minute later is found by the rare polls that start from the
+        # beginning, which take a hundredth of the time.
+        begun = time.monotonic()
+        from_the_beginning = begun >= self._read_all_at
+        if from_the_beginning:
+            for duty in self._duties:
                 duty.low_water = None
         found = await self.engine.look_for_due(
-            {kind: duty.low_water for kind, duty in timed.items()}, at_most=self.interval, before=self._announced
+            {duty.queue: duty.low_water for duty in self._duties}, at_most=self.interval, before=self._announced
         )
+        if from_the_beginning:
+            ended = time.monotonic()
+            self._read_all_at = ended + min(max(_READ_ALL, 100 * (ended - begun)), _READ_ALL_AT_MOST)
         self._pause, self._announced = found.pause, found.announced
-        for kind, low_water in found.low_water.items():
-            timed[kind].low_water = low_water
-        return [duty for duty in self._duties if (duty.kind if isinstance(duty, TimerDuty) else duty.name) in found.due]
+        for duty in self._duties:
+            duty.low_water = found.low_water[duty.queue]
+        return [duty for duty in self._duties if duty.queue in found.due]
 
     async def until_next(self) -> float:
         return self._pause

@@ -17,7 +17,7 @@ class SiblingCancel(WokenDuty):
     interval = timedelta(seconds=1)
 
     async def round(self) -> Round:
-        done = await self.engine.cancel_siblings()
+        done = await self.engine.cancel_siblings(low_water=self.low_water)
         if done.failed:
             log.warning("%s: %d siblings could not be cancelled: %s", self.name, done.failed, done.message)
         # Locked groups went to the end of the queue and can wait for the next round.

@@ -11,6 +11,13 @@ from flowfabric.engine.timers import Round, TimerKind
 class WokenDuty(Duty):
     """Works in bounded rounds, and is woken when there is work."""
 
+    low_water: datetime | None = None  # nothing that is due is left before it, as far as this process knows
+
+    @property
+    def queue(self) -> str:
+        """What it polls: a queue of its own name, or a kind of timers."""
+        return self.name
+
     async def round(self) -> Round:
         """Run one bounded round."""
         raise NotImplementedError
@@ -31,7 +38,10 @@ class TimerDuty(WokenDuty):
     batch = 1000  # executions per round
     backoff = timedelta(seconds=30)
     _after: datetime | None = None
-    low_water: datetime | None = None  # no timer of this kind is left before it, as far as this process knows
+
+    @property
+    def queue(self) -> str:
+        return self.kind
 
     async def round(self) -> Round:
         """Run one bounded round, after the timers that earlier rounds had to skip."""

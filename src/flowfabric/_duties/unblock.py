@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from datetime import timedelta
+import math
+import time
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from flowfabric._duties.paged import PagedDuty
 
 log = logging.getLogger("flowfabric.duties")
 _FIRST = UUID(int=0), ""
+_COUNT_ALL = 300.0  # seconds
 
 
 class Unblock(PagedDuty[tuple[UUID, str]]):
@@ -24,6 +27,8 @@ class Unblock(PagedDuty[tuple[UUID, str]]):
 
     interval = timedelta(seconds=5)
     allowance = 0.2
+    _low_water: datetime | None = None  # denials from before it are counted
+    _count_all_at = -math.inf
 
     async def run_once(self) -> int:
         """Judge the routes, count denials, and check the limits that hold executions."""
@@ -38,7 +43,11 @@ class Unblock(PagedDuty[tuple[UUID, str]]):
 
     async def _count_denials(self) -> None:
         size = 1000
-        while denials := await self.engine.count_denials(limit=size):
+        # As TimerRunner does.
+        if (now := time.monotonic()) >= self._count_all_at:
+            self._low_water, self._count_all_at = None, now + _COUNT_ALL
+        while denials := await self.engine.count_denials(limit=size, low_water=self._low_water):
+            self._low_water = denials[-1].denied_at - timedelta(minutes=1)
             for one in denials:
                 log.debug(
                     "a claim of lane %r moved %d executions aside at %s: %s",

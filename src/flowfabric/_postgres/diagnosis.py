@@ -393,7 +393,7 @@ async def _consumers(connection: asyncpg.Connection[Any]) -> Finding:
     try:
         found = await connection.fetch(
             "select name, lag, next_at, is_expired, retention, failures, flowfabric.server_now() as now"
-            " from flowfabric.list_consumers()"
+            " from flowfabric.list_consumers(null, null)"
         )
     except (asyncpg.UndefinedFunctionError, asyncpg.InvalidSchemaNameError):
         return Finding(name, "ok", "unknown until the schema is installed")

@@ -186,7 +186,7 @@ SCAN_ELIGIBLE = _rows("scan_eligible", 3, "partition, id")
 RECORD_STEPS = _rows("record_steps", 18, VERDICT)
 READ_STEPS = _rows(
     "read_steps",
-    3,
+    7,
     "partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,"
     " child_id, seconds, recorded_at, waitpoint_ids, outcome, flow_id, is_stray, is_unread, place",
 )
@@ -197,7 +197,7 @@ SUBMIT_CHILD = _rows("submit_child", 33, _CREATED)
 # Children
 
 SUBMIT_CHILD_FLOW = _rows("submit_child_flow", 46, "code, place, revision")
-CANCEL_CHILDREN = _rows("cancel_children", 2, "parent, cancelled, failed, message, more")
+CANCEL_CHILDREN = _rows("cancel_children", 3, "parent, cancelled, failed, message, more")
 LIST_CHILDREN = _rows(
     "list_children", 3, "parent, id, is_flow, name, node, state, created_at, completed_at, depth, arguments"
 )
@@ -218,19 +218,19 @@ REPORT_USAGE_ADMIN = _rows("report_usage_admin", 4, _USED)
 RECORD_SPEND = _rows("record_spend", 6, _USED)
 CREATE_BUDGET = _rows("create_budget", 13, "code, id")
 UPDATE_BUDGET = _rows(
-    "update_budget", 12, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
+    "update_budget", 13, "code, dimension, " + ", ".join(f"(status).{c}" for c in _BUDGET.split(", "))
 )
 READ_BUDGETS = _rows("read_budgets", 1, _BUDGET)
 LIST_BUDGETS = _rows("list_budgets", 7, _BUDGET)
 FIND_BUDGETS = _rows("find_budgets", 1, "name, id")
 RESET_BUDGET = _rows("reset_budget", 1, "code, next_reset_at")
-RESET_DUE_BUDGETS = _rows("reset_due_budgets", 1, "handled, failed, message, more")
-COLLECT_ENDED = _rows("collect_ended", 2, "handled, failed, message, more")
+RESET_DUE_BUDGETS = _rows("reset_due_budgets", 2, "handled, failed, message, more")
+COLLECT_ENDED = _rows("collect_ended", 3, "handled, failed, message, more")
 RECONCILE_BUDGETS = _rows("reconcile_budgets", 3, "corrected, wrong, message, last_id, last_spent")
 RELEASE_BUDGET = _value("release_budget", 2, "released")
 LIST_SPEND = _rows("list_spend", 6, "execution_id, generation, dimension, amount, recorded_at")
 PAUSE_FOR_BUDGET = _rows("pause_for_budget", 9, VERDICT)
-READ_USAGE = _rows("read_usage", 4, "id, parent_id, budget_id, name, dimension, used, held")
+READ_USAGE = _rows("read_usage", 7, "id, parent_id, budget_id, name, dimension, used, held")
 
 # Streams
 
@@ -363,10 +363,10 @@ RECONCILE_EDGES = _rows("reconcile_edges", 7, "scanned, reconciled, partition, f
 
 # Cascades, sibling cancels, cancelled flows
 
-DISPATCH_CASCADES = _rows("dispatch_cascades", 8, "seen, finished, resolved, failed, message, more, last_event")
+DISPATCH_CASCADES = _rows("dispatch_cascades", 9, "seen, finished, resolved, failed, message, more, last_event")
 CASCADE_PENDING = _value("cascade_pending", 1, "pending")
 CANCEL_SIBLINGS = _rows(
-    "cancel_siblings", 4, "action, reason, cancelled, already_terminal, missing, failed, message, enqueued_at"
+    "cancel_siblings", 5, "action, reason, cancelled, already_terminal, missing, failed, message, enqueued_at"
 )
 DRAIN_SIBLINGS = _value("drain_siblings", 3, "action")
 RECONCILE_SIBLINGS = _value("reconcile_siblings", 3, "action")
@@ -377,11 +377,11 @@ ACK_CANCEL_MEMBER = _value("ack_cancel_member", 3, "acknowledged")
 READ_CANCEL_BACKLOG = _rows(
     "read_cancel_backlog", 2, "requested_at, requester, reason, cancellation_policy, grace_until, owed"
 )
-DUE_CANCELLATIONS = _rows("due_cancellations", 1, "partition, flow_id, backlog")
+DUE_CANCELLATIONS = _rows("due_cancellations", 2, "partition, flow_id, backlog")
 
 # Limits and quotas
 
-UNBLOCK_LIMITED = _rows("unblock_limited", 6, "promoted, looked, failed, message, last_limit, last_key")
+UNBLOCK_LIMITED = _rows("unblock_limited", 7, "promoted, looked, failed, message, last_limit, last_key")
 CREATE_QUOTA_POLICY = _value("create_quota_policy", 7, "code")
 UPDATE_QUOTA_POLICY = _value("update_quota_policy", 6, "code")
 LIST_QUOTA_POLICIES = _rows(
@@ -411,7 +411,7 @@ READ_RESULT = _rows("read_result", 2, "result, result_encoding")
 READ_PAYLOAD = _rows("read_payload", 2, "payload, payload_encoding, kind, tags")
 LIST_ATTEMPTS = _rows(
     "list_attempts",
-    2,
+    4,
     "attempt_index, attempt_id, attempt_type, attempt_lifecycle, started_at, resumed_at, suspended_at, ended_at,"
     " lease_id, lease_epoch, worker_id, worker_instance_id, failure_reason, failure_category, policy_snapshot,"
     " retry_reason, previous_attempt_index, replay_reason, replay_requested_by, replayed_from_attempt_index,"
@@ -431,7 +431,7 @@ _HELD = (
 LIST_HELD = _rows("list_held", 16, _HELD)
 READ_HELD = _rows("read_held", 2, _HELD)
 COUNT_HELD = _rows("count_held", 1, "lane, limit_id, what, name, held")
-COUNT_DENIALS = _rows("count_denials", 1, "denied_at, lane, reason, dimension, count")
+COUNT_DENIALS = _rows("count_denials", 2, "denied_at, lane, reason, dimension, count")
 READ_DENIALS = _rows("read_denials", 0, "reason, dimension, count")
 FIND_UNREPORTED = _rows("find_unreported", 1, "name")
 READ_DECLARED_LIMITS = _rows("read_declared_limits", 1, "name, digest")
@@ -517,7 +517,7 @@ SET_CONSUMER = _value("set_consumer", 3, "moved")
 DELETE_CONSUMER = _value("delete_consumer", 1, "deleted")
 LIST_CONSUMERS = _rows(
     "list_consumers",
-    0,
+    2,
     "name, created_at, instance, host, pid, families, filter, log_position, log_epoch, handled, moved_at, failures,"
     " failure, lag, next_at, is_expired, retention",
 )
@@ -530,7 +530,7 @@ BEGIN_EPOCH = _value("begin_epoch", 0, "begun")
 RUN_ONE = _rows("run_one", 3, "code, state, lease_lost")
 RUN_TIMERS = _rows("run_timers", 7, "handled, failed, message, more, last_due_at")
 SWEEP = _rows("sweep", 1, "grants, usage_keys, total")
-SUBMIT_HOOKS = _rows("submit_hooks", 1, "submitted, failed, message, more")
+SUBMIT_HOOKS = _rows("submit_hooks", 2, "submitted, failed, message, more")
 NEXT_DUE = _value("next_due", 1, "at")
 LOOK_FOR_DUE = _rows("look_for_due", 5, "due, low_water, pause_ms, announced")
 TAKE_LEAD = _rows("take_lead", 3, "name, is_ours, left_ms")

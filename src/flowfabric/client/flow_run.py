@@ -169,7 +169,7 @@ class FlowRun:
 
     async def raise_budget(self, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> BudgetStatus:
         """Add to its own budget, or take away with a negative amount; what waits for it continues if there is room."""
-        return await raise_owned((await self._client()).engine, self.flow_id, "flow", amounts, dimensions)
+        return await raise_owned((await self._client()).engine, self.flow_id, amounts, dimensions)
 
     async def wait(self, timeout: Duration | None = None) -> None:
         """Wait until every node has ended, also those added meanwhile. `TimedOut` if that takes too long.

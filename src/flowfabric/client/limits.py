@@ -12,10 +12,10 @@ from uuid import UUID
 
 from msgspec import UNSET
 
-from flowfabric.errors import InvalidInput, NotFound
+from flowfabric.errors import InvalidInput
 from flowfabric.values.binding import is_bound
 from flowfabric.values.budget import BudgetStatus, budget_id_of
-from flowfabric.values.ids import BudgetId, ExecutionId, QuotaPolicyId
+from flowfabric.values.ids import BudgetId, ExecutionId, FlowId, QuotaPolicyId
 from flowfabric.values.options import DEFAULT_LANE, Options, meant
 from flowfabric.values.quota import quota_policy_id_of
 from flowfabric.values.spending import NO_LIMITS, BudgetSpec, FoundLimit, Limits, QuotaSpec, changes_of
@@ -203,14 +203,10 @@ async def owned_budget(engine: Engine, owner: UUID) -> BudgetStatus | None:
 
 
 async def raise_owned(
-    engine: Engine, owner: UUID, what: str, amounts: Mapping[str, int] | None, dimensions: Mapping[str, int]
+    engine: Engine, owner: ExecutionId | FlowId, amounts: Mapping[str, int] | None, dimensions: Mapping[str, int]
 ) -> BudgetStatus:
     """Raise the budget that an execution or a flow was submitted with."""
-    changes = changes_of(amounts, dimensions, "amounts")
-    owned = await owned_budget(engine, owner)
-    if owned is None:
-        raise NotFound("budget", detail=f"{what} {owner} was submitted without a budget of its own")
-    return await engine.update_budget(owned.budget_id, raise_by=changes)
+    return await engine.update_budget(owner_id=owner, raise_by=changes_of(amounts, dimensions, "amounts"))
 
 
 class _Flow(Protocol):

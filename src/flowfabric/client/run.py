@@ -163,7 +163,7 @@ class Run(Generic[R_co]):
 
     async def raise_budget(self, amounts: Mapping[str, int] | None = None, /, **dimensions: int) -> BudgetStatus:
         """Add to its own budget, or take away with a negative amount; what waits for it continues if there is room."""
-        return await raise_owned((await self._client()).engine, self.execution_id, "execution", amounts, dimensions)
+        return await raise_owned((await self._client()).engine, self.execution_id, amounts, dimensions)
 
     async def parent(self) -> Run[Any] | None:
         """The execution whose handler submitted it; None if none did, or it was detached."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import re
 from collections.abc import Sequence
-from typing import Final, Literal, Protocol, TypeAlias, cast
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 from uuid import UUID
 
 from flowfabric.contracts.misfits import type_name
 from flowfabric.errors import Corruption, InvalidInput
-from flowfabric.values.checks import TEXT_MAX_BYTES
+from flowfabric.values.checks import MAX_PAYLOAD, TEXT_MAX_BYTES
 
 _CODEC_NAME: Final = re.compile(r"[a-z0-9_-]+")
 _PLAIN: Final = "json"
@@ -40,8 +41,8 @@ class Codec(Protocol):
     """Transforms stored bytes and back: compression, encryption.
 
     `name` (`[a-z0-9_-]+`) is stored beside the data and must keep its meaning as long as such data exists.
-    Several threads may call both methods at the same time. `decode` also gets bytes that callers sent: one that
-    decompresses should stop at a size that is far above your data.
+    Several threads may call both methods at the same time. `decode` also gets bytes that callers sent, and a few of
+    them may open to many: one that decompresses should also take `max_length`, stop there, and raise.
     """
 
     @property
@@ -92,6 +93,7 @@ class Codecs:
                 if name in self._reading:
                     raise InvalidInput(f"two codecs are named {name!r}", field=field, allowed="one codec per name")
                 self._reading[name] = codec
+        self._bounded = {name for name, codec in self._reading.items() if _takes_max_length(codec)}
         self.binds = any(map(_binds, self._writing))
         if accept_plain not in (True, False) or not (accept_plain or self.binds):
             raise InvalidInput(
@@ -129,8 +131,13 @@ class Codecs:
                 )
         return data, self._encoding if execution_id is None else self._bound_encoding
 
-    def open(self, data: bytes, encoding: str | None, execution_id: UUID | None) -> bytes:
-        """Undo `seal`. Raises `CannotDecode`, which never shows the data."""
+    def open(
+        self, data: bytes, encoding: str | None, execution_id: UUID | None, *, max_length: int = MAX_PAYLOAD
+    ) -> bytes:
+        """Undo `seal`. Raises `CannotDecode`, which never shows the data.
+
+        Codecs that take `max_length` return at most so many bytes; what others return is not limited here.
+        """
         if encoding is None:
             encoding = _PLAIN
         plain, *names = encoding.split("+")
@@ -147,11 +154,13 @@ class Codecs:
         if len({name.removesuffix(_BOUND) for name in names}) < len(names):
             raise CannotDecode(f"encoding {encoding!r} names a codec twice")  # `seal` never does
         for name, codec in chosen:
+            given: Any = {"max_length": max_length} if name.removesuffix(_BOUND) in self._bounded else {}
             try:
                 if _binds(codec):
-                    data = cast(BindingCodec, codec).decode(data, execution_id if name.endswith(_BOUND) else None)
+                    bound_to = execution_id if name.endswith(_BOUND) else None
+                    data = cast(BindingCodec, codec).decode(data, bound_to, **given)
                 else:
-                    data = cast(Codec, codec).decode(data)
+                    data = cast(Codec, codec).decode(data, **given)
             except Exception as error:  # its text may quote the data
                 problem: str | None = f"cannot read the data ({type(error).__name__})"
             else:
@@ -188,6 +197,13 @@ def shown(text: str) -> str:
 
 def _binds(codec: AnyCodec) -> bool:
     return getattr(codec, "binds", False) is True
+
+
+def _takes_max_length(codec: AnyCodec) -> bool:
+    try:
+        return "max_length" in inspect.signature(codec.decode).parameters
+    except (TypeError, ValueError):  # written in C, without a signature
+        return False
 
 
 def _stored_name(codec: AnyCodec) -> str:

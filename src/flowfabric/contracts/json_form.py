@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # A payload nested more deeply than this is shown as text.
 _MOST_LEVELS = 100
+_LONG: Final = 4096  # bytes of JSON: from here on, reading it takes longer than checking it
 _RESULT_OF: Final = "result "  # how the name of a step begins that waited for an execution
 _AS_STORED: Final = frozenset(("policy", "options", "timing"))  # members that hold what the database has
 _ENCODER: Final = msgspec.json.Encoder()
@@ -152,8 +153,13 @@ def _bytes(data: bytes, encoding: str | None = None) -> Any:
         return {**shown, "encoding": encoding} if encoding else shown
 
 
-def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID | None) -> Any:
-    """A stored payload or result as JSON: its value if it is JSON, its text if it is text, else base64."""
+def payload(
+    data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID | None, *, raw: bool = False
+) -> Any:
+    """A stored payload or result as JSON: its value if it is JSON, its text if it is text, else base64.
+
+    With `raw` long JSON is not read, only checked, and returned as `msgspec.Raw` for the encoder to write.
+    """
     if data is None or encoding == "redacted":
         return None
     if encoding == FACTS:
@@ -161,23 +167,37 @@ def payload(data: bytes | None, encoding: str | None, codecs: Codecs | None, exe
     elif codecs is not None:
         data, encoding = codecs.open(data, encoding, execution_id), None
     if encoding in (None, "", "json"):
-        # Not NaN, which JSON does not have, and nothing nested too deeply to be written again.
+        if raw and len(data) > _LONG and (unread := _unread(data)) is not None:
+            return unread
+        # Not NaN, which JSON does not have, nor half of a pair of surrogates, nor anything nested too deeply to be
+        # written again.
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(data)
             if _is_shallow(value):
-                json.dumps(value, allow_nan=False)
+                json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
                 return value
     return _bytes(data, encoding)
 
 
+def _unread(data: bytes) -> msgspec.Raw | None:
+    """JSON as it is. None if it is none, or has line breaks, which lines of JSON must not have."""
+    if b"\n" in data or b"\r" in data:
+        return None
+    try:
+        data.decode()  # the decoder does not look into texts
+        return msgspec.json.decode(data, type=msgspec.Raw)
+    except (ValueError, RecursionError):
+        return None
+
+
 def payload_or_problem(
-    data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID | None
+    data: bytes | None, encoding: str | None, codecs: Codecs | None, execution_id: UUID | None, *, raw: bool = False
 ) -> Any:
     """The same; data that the app's codecs cannot read is base64 with the problem."""
     from flowfabric.contracts.codecs import CannotDecode  # noqa: PLC0415
 
     try:
-        return payload(data, encoding, codecs, execution_id)
+        return payload(data, encoding, codecs, execution_id, raw=raw)
     except CannotDecode as error:
         return {"base64": base64.b64encode(data or b"").decode(), "problem": error.problem}
 
@@ -196,11 +216,12 @@ def _is_shallow(value: Any) -> bool:
     return False
 
 
-def step_result(step: Step, codecs: Codecs | None) -> Any:
+def step_result(step: Step, codecs: Codecs | None, *, raw: bool = False) -> Any:
     """The recorded data: the value of a step, the signals of a wait, the end of the execution it waited for."""
     if step.kind == "wait":
         return _waited_for(step, codecs)
-    stored = payload_or_problem(step.result, step.encoding, codecs, step.execution_id)
+    raw = raw and step.kind == "step"
+    stored = payload_or_problem(step.result, step.encoding, codecs, step.execution_id, raw=raw)
     if step.kind != "result" or not isinstance(stored, dict) or "state" not in stored:
         return stored
     if isinstance(result := stored.get("result"), str):

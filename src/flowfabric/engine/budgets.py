@@ -18,7 +18,7 @@ from flowfabric.engine.amounts import (
     read_cursor,
 )
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit, check_list
+from flowfabric.engine.checks import check_batch, check_duration, check_int, check_limit, check_list, check_low_water
 from flowfabric.engine.timers import Round
 from flowfabric.errors import Contention, InvalidInput, NotFound, ValidationFailed
 from flowfabric.values.budget import (
@@ -37,6 +37,7 @@ from flowfabric.values.checks import check_text, moment, quoted
 from flowfabric.values.ids import (
     BudgetId,
     ExecutionId,
+    FlowId,
     parse_execution_id,
     parse_uuid,
 )
@@ -111,8 +112,9 @@ class Budgets(Operations):
 
     async def update_budget(
         self,
-        budget_id: BudgetId,
+        budget_id: BudgetId | None = None,
         *,
+        owner_id: ExecutionId | FlowId | None = None,
         hard: Mapping[str, int] | None = None,
         soft: Mapping[str, int] | None = None,
         raise_by: Mapping[str, int] | None = None,
@@ -124,11 +126,15 @@ class Budgets(Operations):
     ) -> BudgetStatus:
         """Change a budget and return it. Usage and generation stay; executions that it held back continue.
 
+        `owner_id`, in place of the id: the budget that this execution or flow was submitted with.
         `hard` and `soft` set limits of dimensions (0: none), `raise_by` adds to hard limits, or takes away. A limit
         below the usage exhausts the budget. With `defined_at`, that of a status, nothing changes if the definition has
         changed since: `Contention` (`stale_definition`).
         """
-        target = BudgetId(parse_uuid(budget_id, "budget_id"))
+        if (budget_id is None) == (owner_id is None):
+            raise InvalidInput("both or neither is given", field="budget_id", allowed="an id, or owner_id")
+        target = None if budget_id is None else BudgetId(parse_uuid(budget_id, "budget_id"))
+        owner = None if owner_id is None else parse_uuid(owner_id, "owner_id")
         row = await self._row(
             statements.UPDATE_BUDGET,
             target,
@@ -140,11 +146,13 @@ class Budgets(Operations):
             None if on_soft_limit is None else _action(on_soft_limit, "on_soft_limit"),
             None if reset_interval is None else _interval(reset_interval),
             None if defined_at is None else moment(defined_at, "defined_at"),
+            owner,
         )
         if row["code"] == "not_found":
-            raise NotFound("budget", target)
+            missing = "" if owner is None else f"{owner} was submitted without a budget of its own"
+            raise NotFound("budget", target, detail=missing)
         if row["code"] == "stale":
-            raise Contention("stale_definition", f"budget {target} was changed after {defined_at}")
+            raise Contention("stale_definition", f"budget {target or f'of {owner}'} was changed after {defined_at}")
         if row["code"] == "limit":
             raise InvalidInput(
                 "the budget has no hard limit of this dimension, or the change leaves none",
@@ -222,9 +230,16 @@ class Budgets(Operations):
             raise NotFound("budget", target)
         return BudgetReset(row["next_reset_at"])
 
-    async def reset_due_budgets(self, *, limit: int = 20) -> Round:
-        """Reset budgets whose period has ended, the earliest first. For the duty."""
-        row = await self._row(statements.RESET_DUE_BUDGETS, check_int(limit, "limit", 1, 1000))
+    async def reset_due_budgets(self, *, limit: int = 20, low_water: datetime | None = None) -> Round:
+        """Reset budgets whose period has ended, the earliest first. For the duty.
+
+        `low_water`: from `look_for_due`; budgets that were due before it are passed over.
+        """
+        row = await self._row(
+            statements.RESET_DUE_BUDGETS,
+            check_int(limit, "limit", 1, 1000),
+            check_low_water(low_water),
+        )
         return Round(handled=row["handled"], failed=row["failed"], message=row["message"], more=row["more"])
 
     async def reconcile_budget_counters(

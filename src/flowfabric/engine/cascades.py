@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from msgspec import Struct
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.checks import check_duration, check_filter, check_int
+from flowfabric.engine.checks import check_duration, check_filter, check_int, check_low_water
 from flowfabric.errors import Contention, InvalidInput, RetriesExhausted
 from flowfabric.values.event import Event
 from flowfabric.values.flow import Advanced, CascadeOutcome, NoOp
@@ -40,7 +40,9 @@ class Cascades(Operations):
         total = 0
         for pause in (0.005, 0.01, 0.0):
             while True:
-                row = await self._row(statements.DISPATCH_CASCADES, 1, _EDGES, None, event_id, None, None, None, None)
+                row = await self._row(
+                    statements.DISPATCH_CASCADES, 1, _EDGES, None, event_id, None, None, None, None, None
+                )
                 total += row["resolved"]
                 if row["failed"]:
                     raise Contention("retry_exhausted", row["message"] or "")
@@ -71,10 +73,14 @@ class Cascades(Operations):
         limit: int = _EVENTS,
         edges: int = _EDGES,
         after: int | None = None,
+        low_water: datetime | None = None,
         stale: timedelta | None = None,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
     ) -> CascadePass:
-        """Resolve one chunk of ended executions, oldest first, after the event `after`."""
+        """Resolve one chunk of ended executions, oldest first, after the event `after`.
+
+        `low_water`: from `look_for_due`; ends from before it are passed over.
+        """
         row = await self._row(
             statements.DISPATCH_CASCADES,
             check_int(limit, "limit", 1, 10_000),
@@ -83,6 +89,7 @@ class Cascades(Operations):
             None,
             None if stale is None else check_duration(stale, "stale", least_ms=0),
             *check_filter(filter),
+            check_low_water(low_water),
         )
         return CascadePass(
             seen=row["seen"],

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from flowfabric.errors import InvalidInput
-from flowfabric.values.checks import MAX_BATCH, MAX_PAYLOAD, check_text
+from flowfabric.values.checks import MAX_BATCH, MAX_PAYLOAD, check_text, moment
 from flowfabric.values.ids import PartitionKey, partition_of_id
 from flowfabric.values.page import ScannerFilter
 from flowfabric.values.wait import WaitpointToken
@@ -46,6 +46,11 @@ def check_int(value: object, field: str, low: int, high: int) -> int:
 
 def check_limit(value: object, high: int, field: str = "limit") -> int:
     return min(check_int(value, field, 0, 2**31 - 1), high)
+
+
+def most_rows(value: object) -> int | None:
+    """The `limit` of a list that returns everything without one."""
+    return None if value is None else check_int(value, "limit", 1, 100_000)
 
 
 def check_batch(items: Sequence[Any], field: str = "items") -> None:
@@ -97,6 +102,11 @@ def check_duration(value: object, field: str, *, least_ms: int = 1, most: timede
     if ms < least_ms or ms > 10**13 or (most is not None and value > most):
         raise InvalidInput(f"got {value}", field=field, allowed=allowed)
     return ms
+
+
+def check_low_water(value: object) -> datetime | None:
+    """Return the time before which a queue is known to be empty; None if nothing is known."""
+    return None if value is None else moment(value, "low_water")
 
 
 def optional_bytes(value: object, field: str) -> bytes | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from uuid import UUID
 
 from msgspec import Struct
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.batch import raised
-from flowfabric.engine.checks import check_batch, check_int
+from flowfabric.engine.checks import check_batch, check_int, check_low_water
 from flowfabric.engine.flows import Flows
 from flowfabric.engine.steps import step_name
 from flowfabric.values.child import Child
@@ -92,15 +93,19 @@ class Children(Flows):
         )
         return [rows.child(row) for row in found]
 
-    async def cancel_children(self, of: ExecutionId | None = None, *, limit: int = _CHUNK) -> ChildPass:
+    async def cancel_children(
+        self, of: ExecutionId | None = None, *, limit: int = _CHUNK, low_water: datetime | None = None
+    ) -> ChildPass:
         """Cancel one chunk of what a cancelled or expired execution submitted.
 
-        `of`: only in the partition of this execution, where its children and theirs are. A duty does this too.
+        `of`: only in the partition of this execution, where its children and theirs are, and in the minute after it was
+        cancelled. A duty does this too. `low_water`: from `look_for_due`; parents from before it are passed over.
         """
         row = await self._row(
             statements.CANCEL_CHILDREN,
             None if of is None else self._home(parse_execution_id(of, "of")),
             check_int(limit, "limit", 1, 10_000),
+            check_low_water(low_water),
         )
         return ChildPass(
             parent_id=None if row["parent"] is None else ExecutionId(row["parent"]),

@@ -14,7 +14,7 @@ import asyncpg
 from flowfabric._postgres import statements
 from flowfabric._postgres.database import LOST, translate
 from flowfabric._postgres.rows.values import json_of
-from flowfabric.engine.checks import check_duration, check_int, to_json
+from flowfabric.engine.checks import check_duration, check_int, most_rows, to_json
 from flowfabric.engine.events import Choice, Events, check_cursor, choice_of
 from flowfabric.errors import FlowFabricError, InvalidInput, NotFound, TransportError
 from flowfabric.values.checks import check_text
@@ -189,9 +189,17 @@ class Consumers(Events):
         """Let another process work for a consumer at once."""
         await self._row(statements.LEAVE_CONSUMER, _name(name), self._instance, repeatable=True)
 
-    async def list_consumers(self) -> list[ConsumerRecord]:
-        """All durable consumers by name, with how far behind they are and which process works."""
-        found = await self._fetch(statements.LIST_CONSUMERS, repeatable=True)
+    async def list_consumers(self, *, after: str | None = None, limit: int | None = None) -> list[ConsumerRecord]:
+        """All durable consumers by name, with how far behind they are and which process works.
+
+        With a `limit` only so many, after the one with the name `after`.
+        """
+        found = await self._fetch(
+            statements.LIST_CONSUMERS,
+            None if after is None else check_text(after, "after"),
+            most_rows(limit),
+            repeatable=True,
+        )
         return [
             ConsumerRecord(
                 name=row["name"],

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import FlowOperations
-from flowfabric.engine.checks import check_filter, check_int
+from flowfabric.engine.checks import check_filter, check_int, most_rows
 from flowfabric.errors import Conflict, Contention, InvalidInput, NotFound, StateError, ValidationFailed
 from flowfabric.values.checks import check_text
 from flowfabric.values.flow import AlreadyApplied, Applied, Edge, EdgeSnapshot, Staged
@@ -212,7 +212,7 @@ class Edges(FlowOperations):
             upstream=None if outgoing is None else self._uuid(flow, parse_execution_id(outgoing, "outgoing")),
             downstream=None if incoming is None else self._uuid(flow, parse_execution_id(incoming, "incoming")),
             after=None if after is None else parse_uuid(after, "after"),
-            limit=None if limit is None else check_int(limit, "limit", 1, 100_000),
+            limit=most_rows(limit),
         )
 
     async def describe_edge(self, flow_id: FlowId, edge_id: UUID) -> EdgeSnapshot | None:

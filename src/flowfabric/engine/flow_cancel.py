@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import FlowOperations
-from flowfabric.engine.checks import check_int
+from flowfabric.engine.checks import check_int, check_low_water
 from flowfabric.engine.timers import Round
 from flowfabric.errors import InvalidInput, NotFound, TimedOut, ValidationFailed
 from flowfabric.values.checks import escape_text
@@ -182,12 +182,24 @@ class FlowCancels(FlowOperations):
         )
 
     async def reconcile_cancellations(
-        self, *, limit: int = 50, members: int = _MEMBERS, chunks: int = _CHUNKS
+        self,
+        *,
+        limit: int = 50,
+        members: int = _MEMBERS,
+        chunks: int = _CHUNKS,
+        low_water: datetime | None = None,
     ) -> Round:
-        """Cancel a few chunks of members for each cancelled flow whose grace has ended."""
+        """Cancel a few chunks of members for each cancelled flow whose grace has ended.
+
+        `low_water`: from `look_for_due`; flows whose grace ended before it are passed over.
+        """
         check_int(members, "members", 1, 10_000)
         check_int(chunks, "chunks", 1, 10_000)
-        due = await self._fetch(statements.DUE_CANCELLATIONS, check_int(limit, "limit", 1, 10_000))
+        due = await self._fetch(
+            statements.DUE_CANCELLATIONS,
+            check_int(limit, "limit", 1, 10_000),
+            check_low_water(low_water),
+        )
         handled = failed = 0
         message: str | None = None
         more = False

@@ -11,7 +11,15 @@ import msgspec
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.checks import check_batch, check_bool, check_int, check_limit, check_list, check_tag
+from flowfabric.engine.checks import (
+    check_batch,
+    check_bool,
+    check_int,
+    check_limit,
+    check_list,
+    check_low_water,
+    check_tag,
+)
 from flowfabric.errors import InvalidInput, NotFound
 from flowfabric.values.binding import Bind, Binding
 from flowfabric.values.checks import check_lane, check_text, moment
@@ -92,9 +100,16 @@ class LimitLookups(Operations):
             for row in found
         ]
 
-    async def count_denials(self, *, limit: int = 1000) -> list[Denial]:
-        """Add up to `limit` denials of claims to the totals, and return them. The duty `unblock` calls it."""
-        found = await self._fetch(statements.COUNT_DENIALS, check_int(limit, "limit", 1, 10_000))
+    async def count_denials(self, *, limit: int = 1000, low_water: datetime | None = None) -> list[Denial]:
+        """Add up to `limit` denials of claims to the totals, and return them. The duty `unblock` calls it.
+
+        `low_water`: denials from before it are passed over.
+        """
+        found = await self._fetch(
+            statements.COUNT_DENIALS,
+            check_int(limit, "limit", 1, 10_000),
+            check_low_water(low_water),
+        )
         return [
             Denial(
                 denied_at=row["denied_at"],

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
-from flowfabric.engine.checks import check_duration, check_filled, check_filter, check_int, check_limit
+from flowfabric.engine.checks import check_duration, check_filled, check_filter, check_int, check_limit, check_low_water
 from flowfabric.errors import Contention, Corruption, InvalidInput, NotFound
 from flowfabric.values.checks import check_text, moment, quoted
 from flowfabric.values.ids import ExecutionId, QuotaPolicyId, parse_execution_id, parse_uuid
@@ -212,18 +212,20 @@ class Quotas(Operations):
         *,
         limit: int = 100,
         after: tuple[UUID, str] | None = None,
+        low_water: datetime | None = None,
         filter: ScannerFilter | None = None,  # noqa: A002 - the contract's word
     ) -> UnblockRound:
         """Make claimable what limits have room for: one page of the limits that are due, or of all after `after`.
 
         A pass over all begins after `(UUID(int=0), "")`. With a `filter`, only matching executions; it needs `after`,
-        because a limit that is due is due for all tenants.
+        because a limit that is due is due for all tenants. `low_water`: from `look_for_due`; limits that were due
+        before it are passed over.
         """
         chosen = check_filter(filter)
         if after is None and any(chosen):
             raise InvalidInput("a filter without `after`", field="filter", allowed="a filter in a pass over all limits")
         size = check_int(limit, "limit", 1, 1000)
-        row = await self._row(statements.UNBLOCK_LIMITED, size, *_place(after), *chosen)
+        row = await self._row(statements.UNBLOCK_LIMITED, size, *_place(after), *chosen, check_low_water(low_water))
         last = None if row["last_limit"] is None else (row["last_limit"], row["last_key"])
         return UnblockRound(
             promoted=row["promoted"], looked=row["looked"], failed=row["failed"], message=row["message"], last=last

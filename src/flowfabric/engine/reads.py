@@ -18,6 +18,7 @@ from flowfabric.engine.checks import (
     check_list,
     check_tag,
     check_word,
+    most_rows,
     read_cursor,
     time_cursor,
 )
@@ -120,10 +121,21 @@ class Reads(Operations):
         found = await self._fetch(statements.READ_STARTED, *self._all_at(targets), repeatable=True)
         return [rows.started(row) for row in found]
 
-    async def list_attempts(self, execution_id: ExecutionId) -> list[Attempt]:
-        """Every attempt, oldest first; empty for an unknown execution or before the first claim."""
+    async def list_attempts(
+        self, execution_id: ExecutionId, *, after: int | None = None, limit: int | None = None
+    ) -> list[Attempt]:
+        """Every attempt, oldest first; empty for an unknown execution or before the first claim.
+
+        With a `limit` only so many, after the attempt with the index `after`.
+        """
         target = parse_execution_id(execution_id)
-        found = await self._fetch(statements.LIST_ATTEMPTS, *self._at(target), repeatable=True)
+        found = await self._fetch(
+            statements.LIST_ATTEMPTS,
+            *self._at(target),
+            -1 if after is None else check_int(after, "after", 0, 2**31 - 1),
+            most_rows(limit),
+            repeatable=True,
+        )
         return [rows.attempt(row) for row in found]
 
     async def list_executions(

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from flowfabric._postgres import statements
 from flowfabric.engine.base import FlowOperations
-from flowfabric.engine.checks import check_int
+from flowfabric.engine.checks import check_int, check_low_water
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.words import Drain, GroupRepair
 
@@ -47,16 +47,23 @@ class Siblings(FlowOperations):
         downstream_execution_id: ExecutionId | None = None,
         *,
         limit: int = _MEMBERS,
+        low_water: datetime | None = None,
     ) -> SiblingPass:
         """Cancel one chunk of upstreams that a decided join no longer needs: of one group, or the first in the queue.
 
-        `action` is `none`, `orphan`, `not_owed`, `busy`, `more` or `drained`.
+        `action` is `none`, `orphan`, `not_owed`, `busy`, `more` or `drained`. `low_water`: from `look_for_due`;
+        entries from before it are passed over.
         """
         group: tuple[int | None, UUID | None, UUID | None] = (None, None, None)
         if flow_id is not None or downstream_execution_id is not None:
             flow = self._flow(flow_id)
             group = (*flow, self._member(flow, downstream_execution_id, "downstream_execution_id"))
-        row = await self._row(statements.CANCEL_SIBLINGS, *group, check_int(limit, "limit", 1, 10_000))
+        row = await self._row(
+            statements.CANCEL_SIBLINGS,
+            *group,
+            check_int(limit, "limit", 1, 10_000),
+            check_low_water(low_water),
+        )
         return SiblingPass(
             action=row["action"],
             reason=row["reason"],

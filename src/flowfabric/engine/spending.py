@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, cast, get_args
 from uuid import UUID
 
@@ -16,7 +17,16 @@ from flowfabric.engine.amounts import (
 )
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.batch import Batch, Fences, raised, used
-from flowfabric.engine.checks import check_batch, check_bool, check_filled, check_int, check_limit, check_list
+from flowfabric.engine.checks import (
+    check_batch,
+    check_bool,
+    check_filled,
+    check_int,
+    check_limit,
+    check_list,
+    check_low_water,
+    most_rows,
+)
 from flowfabric.engine.timers import Round
 from flowfabric.errors import FlowFabricError, InvalidInput
 from flowfabric.values.budget import (
@@ -250,24 +260,46 @@ class Spending(Operations):
             raise raised(row, fences.execution_id(0))
         return PausedForBudget(fences.execution_id(0), row["code"] == "ok")
 
-    async def collect_reservations(self, *, marked: bool = False, limit: int = 100) -> Round:
+    async def collect_reservations(
+        self, *, marked: bool = False, limit: int = 100, low_water: datetime | None = None
+    ) -> Round:
         """Give back or charge what reservations hold whose lease has ended, of up to `limit` budgets. For duties.
 
         With `marked` only those that the end of the lease could not handle, because their budget was locked.
+        `low_water`: from `look_for_due`; of them, those from before it are passed over.
         """
         row = await self._row(
-            statements.COLLECT_ENDED, check_bool(marked, "marked"), check_int(limit, "limit", 1, 1000)
+            statements.COLLECT_ENDED,
+            check_bool(marked, "marked"),
+            check_int(limit, "limit", 1, 1000),
+            check_low_water(low_water),
         )
         return Round(handled=row["handled"], failed=row["failed"], message=row["message"], more=row["more"])
 
-    async def read_usage(self, execution_id: ExecutionId | FlowId, *, children: bool = True) -> list[ExecutionUsage]:
+    async def read_usage(
+        self,
+        execution_id: ExecutionId | FlowId,
+        *,
+        children: bool = True,
+        after: tuple[ExecutionId, BudgetId] | None = None,
+        limit: int | None = None,
+    ) -> list[ExecutionUsage]:
         """Return what an execution and all that it submitted used and hold, per execution and budget.
 
-        With the id of a flow: its members and all that they submitted.
+        With the id of a flow: its members and all that they submitted. With a `limit` only so many, by the ids of
+        execution and budget, after those of `after`.
         """
         target = parse_execution_id(execution_id)
+        beyond, budget = (None, None) if after is None else after
         found = await self._fetch(
-            statements.READ_USAGE, *self._at(target), check_bool(children, "children"), _MAX_CHILDREN, repeatable=True
+            statements.READ_USAGE,
+            *self._at(target),
+            check_bool(children, "children"),
+            _MAX_CHILDREN,
+            None if beyond is None else parse_execution_id(beyond, "after"),
+            None if budget is None else parse_uuid(budget, "after"),
+            most_rows(limit),
+            repeatable=True,
         )
         return rows.execution_usage(found)
 

@@ -17,14 +17,15 @@ from flowfabric.engine.checks import (
     check_batch,
     check_duration,
     check_int,
+    most_rows,
     optional_bytes,
 )
 from flowfabric.errors import Conflict, Corruption, FlowFabricError, InvalidInput, NotFound, StateError
-from flowfabric.values.checks import check_text
+from flowfabric.values.checks import check_text, moment
 from flowfabric.values.execution import Created, Duplicate, NewExecution
 from flowfabric.values.ids import ExecutionId, mint_execution_id, parse_execution_id
 from flowfabric.values.lease import Fence, Handle
-from flowfabric.values.step import NewStep, Step, StepKind
+from flowfabric.values.step import NewStep, Step, StepCursor, StepKind
 
 
 class Steps(Operations):
@@ -116,14 +117,28 @@ class Steps(Operations):
     def _minted(self) -> ExecutionId:
         return mint_execution_id(count=self._database.flow_partitions)
 
-    async def read_steps(self, execution_ids: Sequence[ExecutionId], *, all_generations: bool = False) -> list[Step]:
-        """Return the steps of up to 1,000 executions, in the order they were recorded."""
+    async def read_steps(
+        self,
+        execution_ids: Sequence[ExecutionId],
+        *,
+        all_generations: bool = False,
+        after: StepCursor | None = None,
+        limit: int | None = None,
+    ) -> list[Step]:
+        """Return the steps of up to 1,000 executions, in the order they were recorded.
+
+        With a `limit` only so many, of one execution: those after the cursor `after`, which `StepCursor.of` makes.
+        """
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution_id(one) for one in execution_ids]
+        if len(targets) > 1 and (after is not None or limit is not None):
+            raise InvalidInput(f"{len(targets)} executions", field="execution_ids", allowed="one, with after or limit")
         found = await self._fetch(
             statements.READ_STEPS,
             *self._all_at(targets),
             bool(all_generations),
+            *_after(after),
+            most_rows(limit),
             repeatable=True,
         )
         return [rows.step(row) for row in found]
@@ -183,6 +198,18 @@ class Steps(Operations):
             if (step.kind, step.name, step.n) == ("submit", name, n) and step.child_id is not None:
                 return Duplicate(step.child_id)
         raise Corruption(f"no child is stored as {name!r} ({n})", execution_id=fences.execution_id(0))
+
+
+def _after(cursor: object) -> tuple[int | None, datetime | None, int]:
+    if cursor is None:
+        return None, None, 0
+    if not isinstance(cursor, StepCursor):
+        raise InvalidInput(f"got {type(cursor).__name__}", field="after", allowed="a StepCursor")
+    return (
+        check_int(cursor.generation, "after.generation", 0, 2**31 - 1),
+        moment(cursor.recorded_at, "after.recorded_at", "an aware datetime"),
+        check_int(cursor.n, "after.n", 0, 2**31 - 1),
+    )
 
 
 _KINDS = frozenset(get_args(StepKind)) - {"usage"}  # recorded by `use_budgets`

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations
-from flowfabric.engine.checks import check_duration, check_filter, check_int, check_list
+from flowfabric.engine.checks import check_duration, check_filter, check_int, check_list, check_low_water
 from flowfabric.errors import InvalidInput
 from flowfabric.values.checks import check_text, moment
 from flowfabric.values.ids import ExecutionId, parse_execution_id
@@ -68,7 +68,7 @@ class DueNow(Struct, frozen=True, kw_only=True):
     due: frozenset[str]
     pause: float
     announced: datetime | None
-    low_water: dict[TimerKind, datetime | None]  # per kind: no timer is left before it
+    low_water: dict[str, datetime | None]  # for each that was asked for: nothing is left before it
 
 
 class Lead(Struct, frozen=True, kw_only=True):
@@ -180,9 +180,16 @@ class Timers(Operations):
         row = await self._row(statements.SWEEP, check_int(limit, "limit", 1, 10_000))
         return Swept(grants=row["grants"], usage_keys=row["usage_keys"], total=row["total"])
 
-    async def submit_hooks(self, *, limit: int = 100) -> Round:
-        """Submit tasks that executions which failed, expired or were escalated name as their hooks, oldest first."""
-        row = await self._row(statements.SUBMIT_HOOKS, check_int(limit, "limit", 1, 10_000))
+    async def submit_hooks(self, *, limit: int = 100, low_water: datetime | None = None) -> Round:
+        """Submit tasks that executions which failed, expired or were escalated name as their hooks, oldest first.
+
+        `low_water`: from `look_for_due`; hooks that were due before it are passed over.
+        """
+        row = await self._row(
+            statements.SUBMIT_HOOKS,
+            check_int(limit, "limit", 1, 10_000),
+            check_low_water(low_water),
+        )
         return Round(handled=row["submitted"], failed=row["failed"], message=row["message"], more=row["more"])
 
     async def next_due(self) -> datetime | None:
@@ -193,19 +200,20 @@ class Timers(Operations):
 
     async def look_for_due(
         self,
-        after: Mapping[TimerKind, datetime | None],
+        after: Mapping[str, datetime | None],
         *,
         at_most: timedelta,
         before: datetime | None = None,
     ) -> DueNow:
-        """Return which of these kinds of timers, and which queues, have work now, and when the next timer is due.
+        """Return which of these kinds of timers and queues have work now, and when the next of them is due.
 
-        `after` is, for each kind, the time before which no timer is left. Announces that this process sleeps until
-        then: an earlier timer wakes it. `before` is what the previous announcement returned.
+        A queue has the name of its duty. `after` is, for each, the time before which nothing is left; None: not known.
+        Announces that this process sleeps until then: an earlier timer wakes it. `before` is what the previous
+        announcement returned.
         """
         row = await self._row(
             statements.LOOK_FOR_DUE,
-            [kind.value for kind in after],
+            [str(kind) for kind in after],
             list(after.values()),
             self._instance if self._listener is not None else None,
             check_duration(at_most, "at_most", least_ms=0),

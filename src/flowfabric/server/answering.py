@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 from uuid import UUID
 
@@ -50,7 +49,7 @@ async def send(
         raise InvalidInput("given with payload", field="input", allowed="one of them")
     else:
         payload, named = given.read()
-        plain, problem = await asyncio.to_thread(_opened, payload, named, codecs, target)
+        plain, problem = await call.service.opening.run(len(payload), lambda: _opened(payload, named, codecs, target))
         encoding = "json" if named is None else named
     signal: SignalFields = {
         **fields,  # type: ignore[typeddict-item]  # checked by the engine
@@ -89,7 +88,7 @@ def _opened(data: bytes, encoding: str | None, codecs: Codecs, target: Execution
     """Bytes as the task reads them, or bytes that it cannot read and why. They are stored as they were given."""
     _check_length(data, _MOST)
     try:
-        plain = codecs.open(data, encoding, target)
+        plain = codecs.open(data, encoding, target, max_length=_MOST_OPENED)
     except CannotDecode as error:
         return _UNREADABLE, error.problem
     _check_length(plain, _MOST_OPENED, " when opened")

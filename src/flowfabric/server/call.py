@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 
@@ -14,8 +14,6 @@ from flowfabric.server.operation import Operation
 
 if TYPE_CHECKING:
     from flowfabric.server.service import Service
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +77,6 @@ class Page:
 
     items: Any
     next_cursor: str | None = None
-
-    @classmethod
-    def of(cls, found: Sequence[Item], place: Callable[[Item], str], query: Any) -> Page:
-        """A page of a list that the engine returns whole, in the order of `place`, the name of an item in a cursor."""
-        rest = [one for one in found if query.cursor is None or place(one) > query.cursor]
-        items = rest[: query.limit]
-        return cls(items=items, next_cursor=place(items[-1]) if len(rest) > query.limit else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,9 @@ OPERATION: Final = "flowfabric.operation"
 CALLER: Final = "flowfabric.caller"
 _KEY_LIMIT: Final = 255
 _EVENTS: Final = (b"content-type", b"text/event-stream")
-_ONCE: Final = frozenset((b"authorization", b"idempotency-key", b"if-match"))  # a proxy may have heeded the other one
+_ONCE: Final = frozenset(
+    (b"authorization", b"content-type", b"idempotency-key", b"if-match")
+)  # a proxy may have heeded the other one
 
 
 class Endpoint:

@@ -86,7 +86,9 @@ OWN: Final[Mapping[str, OwnCode]] = {
     "body_too_large": OwnCode(
         413, False, "The body is longer than the operation takes; `limit_bytes` says how long it may be."
     ),
-    "unsupported_media_type": OwnCode(415, False, "The body is not sent as `Content-Type: application/json`."),
+    "unsupported_media_type": OwnCode(
+        415, False, "The body is not sent as `Content-Type: application/json`, or it is compressed."
+    ),
     "invalid_request": OwnCode(
         422, False, "Members of the body, the query or the path are wrong, missing or unknown; `errors` names each."
     ),

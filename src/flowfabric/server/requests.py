@@ -149,6 +149,12 @@ def _not_json(error: Exception) -> Problem:
 
 async def read_body(receive: Receive, headers: Mapping[bytes, bytes], operation: Operation, limit: int) -> bytes:
     """The whole body, refused as soon as it is known to be too long."""
+    if operation.body is not None and headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise Problem(
+            415, "unsupported_media_type", "the body is compressed", headers={"Accept-Encoding": "identity"}, errors=[
+                FieldError("not supported", parameter="Content-Encoding", allowed="identity, or no such header")
+            ],
+        )  # fmt: skip
     announced = headers.get(b"content-length")
     if announced is not None:
         if announced.isdigit() and int(announced) > limit:

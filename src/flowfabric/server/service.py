@@ -12,6 +12,7 @@ from flowfabric.engine import Engine
 from flowfabric.errors import FlowFabricError
 from flowfabric.server.call import Caller
 from flowfabric.server.limits import Limits
+from flowfabric.server.opening import Opening
 from flowfabric.server.operation import Scope
 from flowfabric.server.rates import address_group
 from flowfabric.server.sse import Clients
@@ -73,6 +74,7 @@ class Service:
         )
         self.reads: Together[ExecutionId, Execution | None] = Together(self._read)
         self._outcomes = Outcomes(engine, log.debug)
+        self.opening = Opening()
         self.draining = asyncio.Event()  # set when the process is about to end: waiting requests are answered
         self.clients = Clients(self.draining)
         self.leaving: set[asyncio.Task[None]] = set()  # what requests that are over have left to do
@@ -119,6 +121,7 @@ class Service:
         """Stop what runs in the background. The engine stays open."""
         self.draining.set()
         await self._outcomes.close()
+        self.opening.close()
 
     def __repr__(self) -> str:
         return f"Service({self.engine!r})"

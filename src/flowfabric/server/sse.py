@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from flowfabric.contracts.codecs import Codecs
     from flowfabric.engine import Engine
     from flowfabric.engine.followers import Subscription
+    from flowfabric.server.opening import Opening
     from flowfabric.values.event import EventFilter, Family
     from flowfabric.values.ids import ExecutionId
 
@@ -151,6 +152,10 @@ class Clients:
             return None
         finally:
             self.leave(waiting)
+
+    def known_bytes(self, key: Hashable) -> bytes | None:
+        """Return the bytes of an event if a client has got it."""
+        return self._kept.get(key)
 
     def bytes_of(self, key: Hashable, make: Callable[[], bytes]) -> bytes:
         """Return the bytes of an event, as they were made for the first client that got it."""
@@ -362,6 +367,7 @@ class StreamFeed(Feed):
         execution_id: ExecutionId,
         attempt: int,
         *,
+        opening: Opening,
         after: str | None = None,
         live: bool = True,
         codecs: Codecs | None = None,
@@ -369,6 +375,7 @@ class StreamFeed(Feed):
         super().__init__(clients)
         self._execution_id = execution_id
         self._codecs = codecs
+        self._opening = opening
         self._has_ended = after is not None and after.endswith(_END)
         self._follower = Follower(
             execution_id,
@@ -394,7 +401,7 @@ class StreamFeed(Feed):
                 async for item in items:
                     if self.clients.is_draining and isinstance(item, KeepAlive):
                         break
-                    yield self._written(item)
+                    yield await self._written(item)
                     if self.clients.is_draining:
                         break
                 else:
@@ -406,10 +413,17 @@ class StreamFeed(Feed):
                 pass  # the engine shuts down
         yield sse.write("bye", "{}", self._follower.cursor)
 
-    def _written(self, item: Any) -> bytes:
-        if isinstance(item, Frame):
-            return self.clients.bytes_of((self._execution_id, item.cursor), lambda: sse.event(self._opened(item)))
-        return sse.event(item)
+    async def _written(self, item: Any) -> bytes:
+        if not isinstance(item, Frame):
+            return sse.event(item)
+        key = (self._execution_id, item.cursor)
+        known = self.clients.known_bytes(key)
+        if known is not None:
+            return known
+        written = await self._opening.run(
+            0 if self._codecs is None else len(item.payload), lambda: sse.event(self._opened(item))
+        )
+        return self.clients.bytes_of(key, lambda: written)
 
     def _opened(self, frame: Frame) -> Frame:
         """A frame as its handler emitted it; as it is stored if the codecs cannot read it."""

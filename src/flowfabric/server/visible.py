@@ -5,9 +5,9 @@ The id of a lease is the right to report in its name, so it is shown only where 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from msgspec import Struct
@@ -25,6 +25,9 @@ from flowfabric.values.ids import AttemptId, ExecutionId, FlowId, LeaseId
 from flowfabric.values.lease import CurrentLease
 from flowfabric.values.signal import RecordedSignal
 from flowfabric.values.step import Step, StepKind
+
+_Found = TypeVar("_Found")
+_Form = TypeVar("_Form")
 
 
 class RecordedStep(Struct, frozen=True, kw_only=True):
@@ -120,6 +123,23 @@ def check_payloads(call: Call) -> None:
         raise Problem(403, "forbidden", "the API key hides payloads")
 
 
+def size_of(*stored: bytes | str | None) -> int:
+    """How long payloads and texts are, as they are stored."""
+    return sum(len(one) for one in stored if one is not None)
+
+
+async def open_each(
+    call: Call, found: Sequence[_Found], form: Callable[[_Found], _Form], size: Callable[[_Found], int]
+) -> list[_Form]:
+    """The form in which the caller sees each; `size` is how many bytes have to be opened for it."""
+    return await call.service.opening.run(sum(map(size, found)), lambda: [form(one) for one in found])
+
+
+async def open_execution(call: Call, found: Execution) -> Execution:
+    """An execution as the caller may see it."""
+    return await call.service.opening.run(size_of(found.failure_reason), lambda: execution_for(call, found))
+
+
 def execution_for(call: Call, found: Execution) -> Execution:
     """An execution as the caller may see it."""
     codecs, hides = call.service.codecs, call.caller.hides_payloads
@@ -158,7 +178,7 @@ def step_for(call: Call, found: Step) -> RecordedStep:
     members = {name: getattr(found, name) for name in RecordedStep.__struct_fields__ if name not in ("result", "error")}
     return RecordedStep(
         **members,
-        result=None if hides else json_form.step_result(found, call.service.codecs),
+        result=None if hides else json_form.step_result(found, call.service.codecs, raw=True),
         error=None if hides else found.error,
     )
 
@@ -168,7 +188,9 @@ def signal_for(call: Call, found: RecordedSignal, execution_id: UUID) -> Deliver
     members = {name: getattr(found, name) for name in DeliveredSignal.__struct_fields__ if name != "payload"}
     payload = None
     if not call.caller.hides_payloads:
-        payload = json_form.payload_or_problem(found.payload, found.payload_encoding, call.service.codecs, execution_id)
+        payload = json_form.payload_or_problem(
+            found.payload, found.payload_encoding, call.service.codecs, execution_id, raw=True
+        )
     return DeliveredSignal(**members, payload=payload)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 from msgspec import Struct
 
+from flowfabric.errors import InvalidInput
 from flowfabric.values.ids import ExecutionId, FlowId
 
 StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result", "wait", "patch", "usage"]
@@ -15,6 +18,10 @@ StepKind: TypeAlias = Literal["step", "now", "sleep", "submit", "result", "wait"
 # The name of the `patch` that a handler records once if it may take other steps when it is run again, without a change
 # of its code.
 BRANCHED = "flowfabric: took another branch"
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_CURSOR: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,16})\.([0-9]{1,9})")
 
 
 class NewStep(Struct, frozen=True, kw_only=True, gc=False):
@@ -61,6 +68,35 @@ class Step(Struct, frozen=True, kw_only=True):
     is_stray: bool = False
     is_unread: bool = False
     place: int | None = None
+
+
+class StepCursor(Struct, frozen=True):
+    """Where a page of the steps of an execution ended: after `n` of those recorded at this time, and all before."""
+
+    generation: int
+    recorded_at: datetime
+    n: int
+
+    def encode(self) -> str:
+        """Return the cursor as text, for a URL."""
+        return f"{self.generation}.{(self.recorded_at - _EPOCH) // timedelta(microseconds=1)}.{self.n}"
+
+    @classmethod
+    def decode(cls, text: str) -> StepCursor:
+        found = _CURSOR.fullmatch(text)
+        if found is None:
+            raise InvalidInput("cannot be read", field="cursor", allowed="a next_cursor of this list")
+        generation, since, n = map(int, found.groups())
+        return cls(generation, _EPOCH + timedelta(microseconds=since), n)
+
+    @classmethod
+    def of(cls, page: Sequence[Step], before: StepCursor | None) -> StepCursor:
+        """The cursor after a page of steps that followed `before`."""
+        last = page[-1]
+        n = sum((one.generation, one.recorded_at) == (last.generation, last.recorded_at) for one in page)
+        if before is not None and (before.generation, before.recorded_at) == (last.generation, last.recorded_at):
+            n += before.n
+        return cls(last.generation, last.recorded_at, n)
 
 
 class Parked(Struct, frozen=True):

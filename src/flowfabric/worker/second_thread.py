@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("flowfabric.worker")
 _CHUNK = 1000
 _STALLED_AFTER = 5.0
-_AT_ONCE = 0.2  # seconds; handlers that end sooner need no notifications
+_AT_ONCE = 0.1  # seconds: handlers that end sooner do not wake this thread; after twice as long it listens for them
 _LOCKED_PAUSE = 0.05  # seconds until executions that other transactions have locked are tried again
 _PATIENCE = timedelta(seconds=20)  # timeout of a duty's call; a hanging call would block the next ones of its kind
 _LAST_ROUND = timedelta(seconds=2)  # time for a duty to finish its round when the worker stops
@@ -60,6 +60,7 @@ class SecondThread(threading.Thread):
         self._error: BaseException | None = None
         self._trouble = 0  # how many calls in a row have failed
         self.loop: asyncio.AbstractEventLoop | None = None
+        self._telling: asyncio.TimerHandle | None = None  # on the worker's own loop
 
     def run(self) -> None:
         try:
@@ -74,9 +75,17 @@ class SecondThread(threading.Thread):
             self._ready.set()
 
     def leases_begin(self) -> None:
-        """The worker holds leases again. Called on the worker's own loop."""
+        """The worker holds leases again. Called on the worker's own loop.
+
+        Waking this thread at once would delay the handlers: both need the interpreter lock.
+        """
+        if self._telling is None:
+            self._telling = self._worker.loop.call_later(_AT_ONCE, self._tell_of_leases)
+
+    def _tell_of_leases(self) -> None:
+        self._telling = None
         loop = self.loop
-        if loop is not None:
+        if loop is not None and self._worker.handlers.held:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._has_leases.set)
 

@@ -223,6 +223,8 @@ CASES = [
         lambda world: {"execution_id": world.waiting},
         execution_id=by_field(IDS),
         children=by_field(BOOLS),
+        limit=by_field([0, *INTS[1:]]),
+        after=by_field([*((value, UNKNOWN) for value in IDS[1:]), *((UNKNOWN, value) for value in IDS[1:])]),
     ),
     Case(
         "find_limits",
@@ -248,7 +250,7 @@ CASES = [
     ),
     Case("read_held", lambda world: {"execution_id": world.waiting}, execution_id=by_field(IDS)),
     Case("count_held", lambda world: {}, limit=by_field([*INTS, 0])),
-    Case("count_denials", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
+    Case("count_denials", lambda world: {}, limit=by_field([*INTS, 0, 10_001]), low_water=by_field(MOMENTS)),
     Case("find_unreported_budgets", lambda world: {}, limit=by_field([*INTS, 0, 1001])),
     Case("read_declared_limits", lambda world: {"names": ["a"]}, names=by_field([*LISTS, None, [5], [""]])),
     Case(
@@ -277,8 +279,14 @@ CASES = [
         cursor=by_field([5, "x", "\0", "[]", '["a","b"]']),
         limit=by_field(INTS),
     ),
-    Case("reset_due_budgets", lambda world: {}, limit=by_field([*INTS, 0, 1001])),
-    Case("collect_reservations", lambda world: {}, limit=by_field([*INTS, 0, 1001]), marked=by_field(BOOLS)),
+    Case("reset_due_budgets", lambda world: {}, limit=by_field([*INTS, 0, 1001]), low_water=by_field(MOMENTS)),
+    Case(
+        "collect_reservations",
+        lambda world: {},
+        limit=by_field([*INTS, 0, 1001]),
+        marked=by_field(BOOLS),
+        low_water=by_field(MOMENTS),
+    ),
     Case(
         "reconcile_budget_counters",
         lambda world: {},

@@ -243,5 +243,11 @@ CASES = [
         lambda world: {"execution_ids": []},
         execution_ids=by_field([[value] for value in IDS], "execution_id"),
     ),
-    Case("cancel_children", lambda world: {}, of=by_field(UUIDS), limit=by_field([*INTS, 0, 10_001])),
+    Case(
+        "cancel_children",
+        lambda world: {},
+        of=by_field(UUIDS),
+        limit=by_field([*INTS, 0, 10_001]),
+        low_water=by_field(MOMENTS),
+    ),
 ]

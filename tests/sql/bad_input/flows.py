@@ -22,6 +22,7 @@ from tests.sql.bad_input.table import (
     KINDS_OF_EDGE,
     LISTS,
     LONG_TEXTS,
+    MOMENTS,
     NODES,
     ONE_FLOW,
     ONE_ID,
@@ -260,6 +261,7 @@ CASES = [
         limit=by_field([*INTS, 0, 10_001]),
         edges=by_field([*INTS, 0, 10_001]),
         after=by_field(REVISIONS[1:]),
+        low_water=by_field(MOMENTS),
         stale=by_field([5, "5", timedelta(-1), timedelta.max]),
         filter=by_field(FILTERS),
     ),
@@ -298,6 +300,7 @@ CASES = [
         **ONE_FLOW,
         downstream_execution_id=by_field([*IDS, elsewhere]),
         limit=by_field([*INTS, 0, 10_001]),
+        low_water=by_field(MOMENTS),
     ),
     *(
         Case(name, as_group, **ONE_FLOW, downstream_execution_id=by_field([*IDS, elsewhere]))
@@ -335,6 +338,7 @@ CASES = [
         limit=by_field([*INTS, 0, 10_001]),
         members=by_field([*INTS, 0, 10_001]),
         chunks=by_field([*INTS, 0, 10_001]),
+        low_water=by_field(MOMENTS),
     ),
     Case("project_flow_summaries", lambda world: {}, limit=by_field([*INTS, 0, 1_000_001])),
 ]

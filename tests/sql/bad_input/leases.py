@@ -231,6 +231,13 @@ CASES = [
         for name in ("read_steps", "read_started", "read_executions", "read_outcomes", "unwatch")
     ),
     Case(
+        "read_steps",
+        lambda world: {"execution_ids": [world.waiting]},
+        limit=by_field([0, *INTS[1:]]),
+        after=by_field([5, "", (0, None, 0)]),
+    ),
+    Case("read_steps", lambda world: {"execution_ids": [world.waiting] * 2}, limit=by_field([5], "execution_ids")),
+    Case(
         "submit_child",
         lambda world: {
             "authority": world.held.handle,

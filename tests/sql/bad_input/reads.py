@@ -47,6 +47,13 @@ CASES = [
         )
     ),
     Case(
+        "list_attempts",
+        lambda world: {"execution_id": world.waiting},
+        after=by_field(INTS[1:]),
+        limit=by_field([0, *INTS[1:]]),
+    ),
+    Case("list_consumers", lambda world: {}, after=by_field(TEXTS), limit=by_field([0, *INTS[1:]])),
+    Case(
         "list_executions",
         lambda world: {"partition_key": 1},
         partition_key=by_field(PARTITIONS),

@@ -125,6 +125,7 @@ CASES = [
         lambda world: {},
         limit=by_field([*INTS, 0, 1001]),
         after=by_field([5, "x", (), ("x", ""), (UUID(int=1), 5), (UUID(int=1), "\0"), (UUID(int=1), "", "")]),
+        low_water=by_field(MOMENTS),
         filter=by_field(FILTERS),
     ),
     Case(
@@ -147,7 +148,7 @@ CASES = [
             ]
         ),
     ),
-    Case("submit_hooks", lambda world: {}, limit=by_field([*INTS, 0, 10_001])),
+    Case("submit_hooks", lambda world: {}, limit=by_field([*INTS, 0, 10_001]), low_water=by_field(MOMENTS)),
     Case(
         "look_for_due",
         lambda world: {"after": {}, "at_most": timedelta(1)},

@@ -19,7 +19,7 @@ from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Repeats, Scope, Within
 from flowfabric.server.problems import Problem
 from flowfabric.server.sse import Lines
-from flowfabric.server.visible import execution_for
+from flowfabric.server.visible import open_execution, size_of
 from flowfabric.values.api_key import ApiKey, check_key_id
 from flowfabric.values.ids import ExecutionId
 from flowfabric.values.keystore import RotationNoop
@@ -248,7 +248,7 @@ async def _exported(call: Call, execution_id: ExecutionId) -> Any:
     found = await call.engine.read_execution(execution_id)
     if found is None:
         return None  # deleted meanwhile
-    line = json_form.to_json(execution_for(call, found))
+    line = json_form.to_json(await open_execution(call, found))
     line["input"] = line["result"] = None
     if call.caller.hides_payloads:
         return line
@@ -257,10 +257,18 @@ async def _exported(call: Call, execution_id: ExecutionId) -> Any:
         given = await call.engine.read_execution_context(execution_id)
     except InvalidInput:
         return None
-    line["input"] = json_form.payload_or_problem(given.input_payload, given.payload_encoding, codecs, execution_id)
     result = await call.engine.read_result(execution_id)
-    if result is not None:
-        line["result"] = json_form.payload_or_problem(result.payload, result.encoding, codecs, execution_id)
+
+    def opened() -> None:
+        line["input"] = json_form.payload_or_problem(
+            given.input_payload, given.payload_encoding, codecs, execution_id, raw=True
+        )
+        if result is not None:
+            line["result"] = json_form.payload_or_problem(
+                result.payload, result.encoding, codecs, execution_id, raw=True
+            )
+
+    await call.service.opening.run(size_of(given.input_payload, None if result is None else result.payload), opened)
     return line
 
 

@@ -26,7 +26,7 @@ from flowfabric.values.budget import (
     SpendEntry,
     budget_id_of,
 )
-from flowfabric.values.ids import BudgetId, ExecutionId
+from flowfabric.values.ids import BudgetId, ExecutionId, parse_uuid
 
 Amounts = dict[str, Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]]
 Changes = dict[str, Annotated[int, Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]]
@@ -267,14 +267,23 @@ async def read_usage(call: Call) -> Page:
     execution_id = call.path["execution_id"]
     if await call.engine.read_execution_state(execution_id) is None:
         raise NotFound("execution", execution_id)
-    found = await call.engine.read_usage(execution_id, children=call.query.children)
-    own = await own_executions(call, {one.execution_id for one in found})
-    shown = sorted((one for one in found if one.execution_id in own), key=_place)
-    return Page.of(shown, _place, call.query)
+    query: ReadUsage = call.query
+    found = await call.engine.read_usage(
+        execution_id,
+        children=query.children,
+        after=None if query.cursor is None else _place(query.cursor),
+        limit=query.limit + 1,
+    )
+    items = found[: query.limit]
+    own = await own_executions(call, {one.execution_id for one in items})
+    rest = f"{items[-1].execution_id} {items[-1].budget_id}" if len(found) > query.limit else None
+    return Page(items=[one for one in items if one.execution_id in own], next_cursor=rest)
 
 
-def _place(one: ExecutionUsage) -> str:
-    return f"{one.execution_id} {one.budget_id}"
+def _place(cursor: str) -> tuple[ExecutionId, BudgetId]:
+    """The execution and the budget after which a page begins."""
+    execution_id, _, budget_id = cursor.partition(" ")
+    return ExecutionId(parse_uuid(execution_id, "cursor")), BudgetId(parse_uuid(budget_id, "cursor"))
 
 
 async def _own(call: Call) -> BudgetStatus:

@@ -17,7 +17,10 @@ class ListConsumers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 async def list_consumers(call: Call) -> Page:
     """List the durable consumers of the event log: their cursor, how many events follow, which process works."""
-    return Page.of(await call.engine.list_consumers(), lambda one: one.name, call.query)
+    query: ListConsumers = call.query
+    found = await call.engine.list_consumers(after=query.cursor, limit=query.limit + 1)
+    items = found[: query.limit]
+    return Page(items=items, next_cursor=items[-1].name if len(found) > query.limit else None)
 
 
 OPERATIONS = (

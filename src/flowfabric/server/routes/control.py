@@ -178,7 +178,9 @@ async def _replaced(call: Call, target: ExecutionId, given: dict[str, Any]) -> t
     codecs, app = call.service.codecs, call.service.app
     stored, encoding = context.input_payload, context.payload_encoding
     if codecs is not None:
-        stored, encoding = codecs.open(stored, encoding, target), None
+        named = encoding
+        sealed = stored
+        stored, encoding = await call.service.opening.run(len(sealed), lambda: codecs.open(sealed, named, target)), None
     known: Any = {}
     if encoding is None and stored:
         with contextlib.suppress(msgspec.DecodeError):
@@ -266,20 +268,20 @@ async def change_priority(call: Call) -> Answer:
         found = await call.engine.read_execution(target)
         if found is None:
             raise problems.not_found("execution", target)
-        if check_match(call, _tag(call, found)):
+        if check_match(call, await _tag(call, found)):
             read_at = found.last_mutation_at
     with unchanged():
         await call.engine.change_priority(target, call.body.priority, last_mutation_at=read_at)
     changed = await call.engine.read_execution(target)
     return Answer(
         body=Prioritised(execution_id=target, priority=min(max(call.body.priority, 0), 9000)),
-        etag=None if changed is None else _tag(call, changed),
+        etag=None if changed is None else await _tag(call, changed),
     )
 
 
-def _tag(call: Call, found: Execution) -> str:
+async def _tag(call: Call, found: Execution) -> str:
     """The tag of an execution, as its GET has it."""
-    return etag(json_form.encode(visible.execution_for(call, found)))
+    return etag(json_form.encode(await visible.open_execution(call, found)))
 
 
 async def set_tag(call: Call) -> Tagged:

@@ -44,7 +44,8 @@ async def follow_events(call: Call) -> EventStream:
     The id of each event is its cursor, and `Last-Event-ID` continues after it without loss or repetition; an event with
     an id alone moves the cursor past events that do not match. `reset`: events after the cursor are no longer kept, and
     its data has the cursor at which the log continues. `bye`: the server stops; connect again. A comment comes every 15
-    seconds. The data of every other event is one event of the log.
+    seconds. The data of every other event is one event of the log, in the form that `page_events` lists; its `outcome`
+    is set when the execution has ended.
     """
     asked: FollowEvents = call.query
     caller = call.caller

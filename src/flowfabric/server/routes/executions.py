@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from flowfabric.values.event import EventCursor, EventFilter
 from flowfabric.values.execution import Created, Duplicate, Execution, ExecutionInfo, NewExecution, Outcome
 from flowfabric.values.ids import ExecutionId, FlowId
 from flowfabric.values.state import State
+from flowfabric.values.step import StepCursor
 
 LONGEST_WAIT = 60.0  # seconds
 Item = TypeVar("Item")
@@ -232,7 +233,7 @@ async def get_execution(call: Call) -> Execution:
     found = await call.service.reads.ask(call.path["execution_id"])
     if found is None:
         raise _unknown(call)
-    return visible.execution_for(call, found)
+    return await visible.open_execution(call, found)
 
 
 async def get_execution_state(call: Call) -> ExecutionState:
@@ -251,10 +252,13 @@ async def get_execution_input(call: Call) -> ExecutionInput:
         found = await call.engine.read_execution_context(target)
     except InvalidInput:
         raise _unknown(call) from None
+    stored, encoding = found.input_payload, found.payload_encoding
     return ExecutionInput(
         execution_id=target,
         execution_kind=found.execution_kind,
-        input=json_form.payload_or_problem(found.input_payload, found.payload_encoding, call.service.codecs, target),
+        input=await call.service.opening.run(
+            len(stored), lambda: json_form.payload_or_problem(stored, encoding, call.service.codecs, target, raw=True)
+        ),
         payload_encoding=found.payload_encoding,
     )
 
@@ -276,31 +280,45 @@ async def get_execution_result(call: Call) -> Answer:
         raise Problem(410, "purged", f"the data of execution {target} was removed", family="task")
     if outcome.state is not State.COMPLETED:
         raise Problem(409, "task_failed", f"execution {target} {outcome.state}", kind=str(outcome.state), family="task")
-    data, encoding = outcome.result or b"", outcome.result_encoding
-    if call.service.codecs is not None:
-        data, encoding = call.service.codecs.open(data, encoding, target), None
+    data, encoding, codecs = outcome.result or b"", outcome.result_encoding, call.service.codecs
+    if codecs is not None:
+        stored, named = data, encoding
+        data, encoding = await call.service.opening.run(len(stored), lambda: codecs.open(stored, named, target)), None
     return Answer(body=data, headers={"X-Result-Encoding": encoding} if encoding else {})
 
 
 async def list_attempts(call: Call) -> Page:
     """List the attempts of an execution, oldest first."""
     target: ExecutionId = call.path["execution_id"]
-    found = await call.engine.list_attempts(target)
-    return _part(call, found or await _none(call), lambda one: visible.attempt_for(call, one, target))
+    query: PageQuery = call.query
+    found = await call.engine.list_attempts(
+        target, after=None if query.cursor is None else cursors.number(query.cursor), limit=query.limit + 1
+    )
+    attempts = found[: query.limit] or await _none(call)
+    return Page(
+        items=await visible.open_each(
+            call,
+            attempts,
+            lambda one: visible.attempt_for(call, one, target),
+            lambda one: visible.size_of(one.failure_reason),
+        ),
+        next_cursor=str(attempts[-1].attempt_index) if len(found) > query.limit else None,
+    )
 
 
 async def list_steps(call: Call) -> Page:
     """List the steps that the handler of an execution recorded, in that order."""
-    found = await call.engine.read_steps([call.path["execution_id"]], all_generations=call.query.all_generations)
-    return _part(call, found or await _none(call), lambda one: visible.step_for(call, one))
-
-
-def _part(call: Call, found: Sequence[Item], shown: Callable[[Item], Any]) -> Page:
-    """A page of a list that only grows at its end, and that the engine returns whole."""
-    query: PageQuery = call.query
-    begin = 0 if query.cursor is None else cursors.number(query.cursor)
-    end = begin + query.limit
-    return Page(items=[shown(one) for one in found[begin:end]], next_cursor=str(end) if end < len(found) else None)
+    query: ListSteps = call.query
+    after = None if query.cursor is None else StepCursor.decode(query.cursor)
+    found = await call.engine.read_steps(
+        [call.path["execution_id"]], all_generations=query.all_generations, after=after, limit=query.limit + 1
+    )
+    steps = found[: query.limit] or await _none(call)
+    rest = StepCursor.of(steps, after).encode() if len(found) > query.limit else None
+    items = await visible.open_each(
+        call, steps, lambda one: visible.step_for(call, one), lambda one: visible.size_of(one.result)
+    )
+    return Page(items=items, next_cursor=rest)
 
 
 async def list_execution_events(call: Call) -> Page:
@@ -319,7 +337,12 @@ async def list_signals(call: Call) -> Page:
     found = await call.engine.read_signals(
         target, after=0 if query.cursor is None else cursors.number(query.cursor), limit=query.limit
     )
-    items = [visible.signal_for(call, one, target) for one in found.items or await _none(call)]
+    items = await visible.open_each(
+        call,
+        found.items or await _none(call),
+        lambda one: visible.signal_for(call, one, target),
+        lambda one: visible.size_of(one.payload),
+    )
     return Page(items=items, next_cursor=None if found.next_cursor is None else str(found.next_cursor))
 
 
@@ -338,12 +361,17 @@ async def get_outcome(call: Call) -> ExecutionOutcome:
         return ExecutionOutcome(execution_id=target, public_state=state, is_ended=False)
     if found.state is None:
         raise await _gone(call)
-    return _outcome(call, target, found, found.state)
+    state = found.state
+    return await call.service.opening.run(
+        visible.size_of(found.result, found.failure_reason), lambda: _outcome(call, target, found, state)
+    )
 
 
 def _outcome(call: Call, target: ExecutionId, found: Outcome, state: State) -> ExecutionOutcome:
     codecs, hides = call.service.codecs, call.caller.hides_payloads
-    result = None if hides else json_form.payload_or_problem(found.result, found.result_encoding, codecs, target)
+    result = (
+        None if hides else json_form.payload_or_problem(found.result, found.result_encoding, codecs, target, raw=True)
+    )
     return ExecutionOutcome(
         execution_id=target,
         public_state=state,

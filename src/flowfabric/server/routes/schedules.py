@@ -18,6 +18,7 @@ from flowfabric.server.members import Limit
 from flowfabric.server.new_execution import SubmitExecution, learn_limits, new_execution
 from flowfabric.server.operation import LARGE, Operation, Repeats, Scope, Within
 from flowfabric.server.versions import check_match, stale, tag_of, unchanged
+from flowfabric.server.visible import open_each, size_of
 from flowfabric.values.cron import Cron
 from flowfabric.values.execution import NewExecution
 from flowfabric.values.ids import PARTITION_VALUES, ExecutionId
@@ -99,13 +100,14 @@ class ScheduleRun(Struct, frozen=True, kw_only=True):
 async def list_schedules(call: Call) -> Page:
     """List schedules by name; with a namespace those that submit to it."""
     page = await call.engine.list_schedules(namespace=call.namespace, cursor=call.query.cursor, limit=call.query.limit)
-    return Page(items=[_shown(call, one) for one in page.items], next_cursor=page.next_cursor)
+    items = await open_each(call, page.items, lambda one: _shown(call, one), lambda one: size_of(one.payload))
+    return Page(items=items, next_cursor=page.next_cursor)
 
 
 async def get_schedule(call: Call) -> Answer:
     """Read a schedule."""
     found = await _existing(call)
-    return Answer(body=_shown(call, found), etag=_etag(found))
+    return Answer(body=await _opened(call, found), etag=_etag(found))
 
 
 async def put_schedule(call: Call) -> Answer:
@@ -146,7 +148,7 @@ async def put_schedule(call: Call) -> Answer:
         raise stale(_CHANGED)
     stored = await _existing(call)
     return Answer(
-        body=StoredSchedule(status=status, schedule=_shown(call, stored)),
+        body=StoredSchedule(status=status, schedule=await _opened(call, stored)),
         status=201 if status == "created" else 200,
         etag=_etag(stored),
     )
@@ -250,12 +252,16 @@ def _options(body: PutSchedule, item: NewExecution) -> dict[str, Any]:
     return options
 
 
+async def _opened(call: Call, one: Schedule) -> ShownSchedule:
+    return await call.service.opening.run(size_of(one.payload), lambda: _shown(call, one))
+
+
 def _shown(call: Call, one: Schedule) -> ShownSchedule:
     timing = from_json(one.timing)
     options = one.options
     arguments: Any = None
     if not call.caller.hides_payloads:
-        arguments = payload_or_problem(one.payload, one.payload_encoding, call.service.codecs, None)
+        arguments = payload_or_problem(one.payload, one.payload_encoding, call.service.codecs, None, raw=True)
     deadline = options.get("deadline_ms")
     return ShownSchedule(
         name=one.name,

@@ -16,7 +16,7 @@ from flowfabric.server.limits import more_time
 from flowfabric.server.members import Limit, named, span
 from flowfabric.server.operation import Operation, Scope, Within
 from flowfabric.server.sse import StreamFeed
-from flowfabric.server.visible import check_payloads
+from flowfabric.server.visible import check_payloads, open_each, size_of
 from flowfabric.values.stream import Frame, StreamPage, Visibility
 
 
@@ -92,7 +92,7 @@ async def read_stream(call: Call) -> Frames:
         page = await call.engine.read_stream(
             call.path["execution_id"], call.path["attempt"], asked.from_, asked.to, asked.limit, asked.visibility
         )
-    return _shown(call, page)
+    return await _shown(call, page)
 
 
 async def tail_stream(call: Call) -> Frames:
@@ -112,7 +112,7 @@ async def tail_stream(call: Call) -> Frames:
             )
 
     page = await call.service.clients.unless_draining(tail(block))
-    return _shown(call, page if page is not None else await tail(timedelta(0)))
+    return await _shown(call, page if page is not None else await tail(timedelta(0)))
 
 
 async def follow_stream(call: Call) -> Answer:
@@ -135,6 +135,7 @@ async def follow_stream(call: Call) -> Answer:
         after=call.request.headers.get("last-event-id") or asked.after,
         live=asked.visibility == "all",
         codecs=call.service.codecs,
+        opening=call.service.opening,
     )
     if not await feed.open():
         return Answer(status=204)
@@ -156,11 +157,13 @@ async def read_summary(call: Call) -> SummaryDocument:
     )
 
 
-def _shown(call: Call, page: StreamPage) -> Frames:
+async def _shown(call: Call, page: StreamPage) -> Frames:
     if not page.is_known:
         raise NotFound("execution", call.path["execution_id"])
     return Frames(
-        frames=tuple(_frame(call, one) for one in page.frames),
+        frames=tuple(
+            await open_each(call, page.frames, lambda one: _frame(call, one), lambda one: size_of(one.payload))
+        ),
         closed_at=page.closed_at,
         closed_reason=page.closed_reason,
         frame_count=page.frame_count,

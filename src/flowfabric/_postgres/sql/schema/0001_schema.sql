@@ -602,9 +602,10 @@ create table flowfabric.reservation (
     reserved_at       timestamptz not null,
     settled_at        timestamptz,
     lost              boolean,             -- while held: its lease has ended, and whether it was lost; null: not known
+    lost_at           timestamptz,         -- while held: when that was noted
     primary key (partition, id, reservation_id, budget_id)
 );
-create index reservation_ended on flowfabric.reservation (budget_id) where lost is not null and state = 'held';
+create index reservation_ended on flowfabric.reservation (lost_at) where lost is not null and state = 'held';
 create index reservation_held on flowfabric.reservation (budget_id, partition, id) where state = 'held';
 create index reservation_settled on flowfabric.reservation (settled_at) where settled_at is not null;
 
@@ -929,6 +930,8 @@ create table flowfabric.pending_cascade (
     after       uuid,                  -- downstreams before this one are done
     enqueued_at timestamptz not null
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+create index pending_cascade_order on flowfabric.pending_cascade (enqueued_at, seq);
+create index pending_cascade_by_flow on flowfabric.pending_cascade (partition, flow_id, id);
 
 -- Upstreams to cancel because a decided group no longer needs them.
 create table flowfabric.sibling_cancel (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from flowfabric.errors import NotFound
 from flowfabric.server.answers import etag
 from flowfabric.server.call import Answer, Call, Page
 from flowfabric.server.members import Limit
-from flowfabric.server.visible import check_payloads, opened
+from flowfabric.server.visible import check_payloads, open_each, opened, size_of
 from flowfabric.values.flow import (
     EdgeSnapshot,
     FlowGraph,
@@ -130,7 +131,7 @@ async def draw_flow(call: Call) -> Answer:
     graph = await call.engine.read_flow_graph(call.path["flow_id"])
     if graph is None:
         raise NotFound("flow", call.path["flow_id"])
-    graph = _readable(call, graph)
+    graph = await _readable(call, graph)
     if call.query.format != "json":
         media, draw = DRAWINGS[call.query.format]
         text = draw(graph, fold=drawing.FOLD if call.query.fold else None)
@@ -155,12 +156,14 @@ def _tagged(read: FlowRead | FlowDrawn) -> Answer:
     return Answer(body=read, etag=etag(json_form.encode(still)))
 
 
-def _readable(call: Call, graph: FlowGraph) -> FlowGraph:
-    nodes = tuple(
-        msgspec.structs.replace(one, failure_reason=_reason(call, one.failure_reason, one.execution_id))
-        for one in graph.nodes
+async def _readable(call: Call, graph: FlowGraph) -> FlowGraph:
+    nodes = await open_each(
+        call,
+        graph.nodes,
+        lambda one: msgspec.structs.replace(one, failure_reason=_reason(call, one.failure_reason, one.execution_id)),
+        lambda one: size_of(one.failure_reason),
     )
-    return msgspec.structs.replace(graph, nodes=nodes)
+    return msgspec.structs.replace(graph, nodes=tuple(nodes))
 
 
 def _reason(call: Call, text: str | None, execution_id: ExecutionId) -> str | None:
@@ -174,14 +177,15 @@ async def list_flow_members(call: Call) -> Page:
     await existing(call)
     found = await call.engine.list_flow_members(flow_id, cursor=query.cursor, limit=query.limit + 1)
     members = found[: query.limit]
-    items = [
-        ListedMember(
-            **{name: getattr(one, name) for name in ListedMember.__struct_fields__ if name != "failure_reason"},
-            failure_reason=_reason(call, one.failure_reason, one.execution_id),
-        )
-        for one in members
-    ]
+    items = await open_each(call, members, lambda one: _listed(call, one), lambda one: size_of(one.failure_reason))
     return Page(items=items, next_cursor=member_cursor(members[-1]) if len(found) > query.limit else None)
+
+
+def _listed(call: Call, one: Member) -> ListedMember:
+    return ListedMember(
+        **{name: getattr(one, name) for name in ListedMember.__struct_fields__ if name != "failure_reason"},
+        failure_reason=_reason(call, one.failure_reason, one.execution_id),
+    )
 
 
 async def list_edges(call: Call) -> Page:
@@ -206,13 +210,20 @@ async def read_flow_results(call: Call) -> FlowResults:
     summary = await call.engine.read_flow_summary(snapshot.flow_id, now=True)
     members = await call.engine.list_flow_members(snapshot.flow_id, results=True)
     state = _state(snapshot, summary)
+    size = size_of(*(one.result for one in members), *(one.failure_reason for one in members))
+    return await call.service.opening.run(size, lambda: _results(call, snapshot.flow_id, members, state))
+
+
+def _results(call: Call, flow_id: FlowId, members: Sequence[Member], state: str) -> FlowResults:
     codecs = call.service.codecs
     return FlowResults(
-        flow_id=snapshot.flow_id,
+        flow_id=flow_id,
         public_flow_state=state,
         is_ended=state in _ENDED,
         results={
-            named(one): json_form.payload_or_problem(one.result, one.result_encoding, codecs, one.execution_id)
+            named(one): json_form.payload_or_problem(
+                one.result, one.result_encoding, codecs, one.execution_id, raw=True
+            )
             for one in members
             if one.state is State.COMPLETED
         },

@@ -312,7 +312,7 @@ begin
                 if v_op = 'reserve' then
                     n_res := n_res || row(p_partition[i], p_id[i], p_reservation[i], v_ids[b], p_epoch[i], 0, (h[b]).generation,
                                           p_name[i], p_n[i], coalesce(p_on_lost[i], 'charge'), 'held', v_dims,
-                                          a_amount[a_first[i] : a_last[i]]::bigint[], v_now, null, null)::flowfabric.reservation;
+                                          a_amount[a_first[i] : a_last[i]]::bigint[], v_now, null, null, null)::flowfabric.reservation;
                 elsif v_key is not null then
                     k_budget := k_budget || v_ids[b]; k_key := k_key || v_key;
                     v_seen := v_seen || (b || ' ' || v_key);

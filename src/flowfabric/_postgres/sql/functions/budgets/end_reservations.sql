@@ -37,7 +37,8 @@ begin
                 where s.state = 'held'))
             for no key update skip locked
         )
-        update flowfabric.reservation s set lost = coalesce(s.lost, p_lost) where s.ctid = any (array(select m.tid from mine m));
+        update flowfabric.reservation s set lost = coalesce(s.lost, p_lost), lost_at = coalesce(s.lost_at, p_now)
+        where s.ctid = any (array(select m.tid from mine m));
         perform flowfabric.wake_duties(p_now);
     end if;
 end;

@@ -1,8 +1,11 @@
 -- read_usage: what an execution, or the members of a flow, used and hold of budgets; with p_children also what they submitted,
 -- and what that did: tasks and members of flows, at most p_limit
 --
+-- p_most   at most so many pairs of execution and budget, by their ids, after the pair of p_after_id and p_after_budget (null:
+--          from the first); null: all, with what was asked for first.
 -- Roles    read, submit, work, operate
-create or replace function flowfabric.read_usage(p_partition integer, p_id uuid, p_children boolean, p_limit integer)
+create or replace function flowfabric.read_usage(
+    p_partition integer, p_id uuid, p_children boolean, p_limit integer, p_after_id uuid, p_after_budget uuid, p_most integer)
 returns table (id uuid, parent_id uuid, budget_id uuid, name text, dimension text, used bigint, held bigint)
 language sql stable security definer as $$
     with recursive tree as (
@@ -21,23 +24,32 @@ language sql stable security definer as $$
              where f.parent_id = t.id order by e.created_at, e.id limit p_limit)) c
         where p_children
     ), asked as materialized (
-        select t.partition, t.id, t.parent_id from tree t limit p_limit + 1
+        select t.partition, t.id, t.parent_id
+        from (select tree.partition, tree.id, tree.parent_id from tree limit p_limit + 1) t
+        where p_after_id is null or t.id >= p_after_id
+    ), added as (
+        select q.id, q.parent_id, q.budget_id, coalesce(b.name, q.budget_id::text) as name, q.dimension,
+               least(sum(q.used), 9223372036854775807)::bigint as used,
+               least(sum(q.held), 9223372036854775807)::bigint as held
+        from (select a.id, a.parent_id, u.budget_id, u.dimension, u.amount as used, 0 as held
+              from asked a cross join lateral (select x.* from flowfabric.budget_usage x
+                                               where x.partition = a.partition and x.id = a.id offset 0) u
+              union all
+              select a.id, a.parent_id, s.budget_id, s.dimension, s.amount, 0
+              from asked a cross join lateral (select x.* from flowfabric.budget_spend x
+                                               where x.execution_id = a.id offset 0) s
+              union all
+              select a.id, a.parent_id, r.budget_id, d.dim, 0, d.amount
+              from asked a cross join lateral (select x.* from flowfabric.reservation x
+                                               where x.partition = a.partition and x.id = a.id offset 0) r
+              cross join unnest(r.dimensions, r.amounts) as d (dim, amount) where r.state = 'held') q
+        left join flowfabric.budget b on b.id = q.budget_id
+        group by q.id, q.parent_id, q.budget_id, b.name, q.dimension
     )
-    select q.id, q.parent_id, q.budget_id, coalesce(b.name, q.budget_id::text), q.dimension,
-           least(sum(q.used), 9223372036854775807)::bigint, least(sum(q.held), 9223372036854775807)::bigint
-    from (select a.id, a.parent_id, u.budget_id, u.dimension, u.amount as used, 0 as held
-          from asked a cross join lateral (select x.* from flowfabric.budget_usage x
-                                           where x.partition = a.partition and x.id = a.id offset 0) u
-          union all
-          select a.id, a.parent_id, s.budget_id, s.dimension, s.amount, 0
-          from asked a cross join lateral (select x.* from flowfabric.budget_spend x
-                                           where x.execution_id = a.id offset 0) s
-          union all
-          select a.id, a.parent_id, r.budget_id, d.dim, 0, d.amount
-          from asked a cross join lateral (select x.* from flowfabric.reservation x
-                                           where x.partition = a.partition and x.id = a.id offset 0) r
-          cross join unnest(r.dimensions, r.amounts) as d (dim, amount) where r.state = 'held') q
-    left join flowfabric.budget b on b.id = q.budget_id
-    group by q.id, q.parent_id, q.budget_id, b.name, q.dimension
-    order by q.parent_id nulls first, q.id, 4, q.dimension
+    select p.id, p.parent_id, p.budget_id, p.name, p.dimension, p.used, p.held
+    from (select a.*, dense_rank() over (order by a.id, a.budget_id) as place from added a
+          where p_after_id is null or (a.id, a.budget_id) > (p_after_id, p_after_budget)) p
+    where p_most is null or p.place <= p_most
+    order by case when p_most is null then p.parent_id end nulls first, p.id, case when p_most is null then p.name end,
+             p.budget_id, p.dimension
 $$;

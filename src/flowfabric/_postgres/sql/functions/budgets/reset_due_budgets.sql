@@ -2,10 +2,11 @@
 --
 -- Called by the duty. Periods that were missed are one reset.
 -- A round that fails as a whole is repeated one by one; a budget that fails alone is due again in 30 seconds, and reported.
+-- Takes    p_low_water: none is left that was due before it.
 -- Locks    the budgets, skipping those that are locked.
 -- Returns  how many were reset, how many failed with the last message, and whether more are due.
 -- Roles    work, operate
-create or replace function flowfabric.reset_due_budgets(p_limit integer)
+create or replace function flowfabric.reset_due_budgets(p_limit integer, p_low_water timestamptz)
 returns table (handled integer, failed integer, message text, more boolean)
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -15,7 +16,8 @@ declare
 begin
     perform flowfabric.require_read_committed();
     select array_agg(q.id) into v_ids
-    from (select b.id from flowfabric.budget b where b.next_reset_at <= v_now
+    from (select b.id from flowfabric.budget b 
+          where b.next_reset_at > coalesce(p_low_water, '-infinity') and b.next_reset_at <= v_now
           order by b.next_reset_at limit least(p_limit, 1000) for no key update skip locked) q;
     handled := 0; failed := 0; more := coalesce(cardinality(v_ids), 0) >= p_limit;
     begin

@@ -2,7 +2,8 @@
 --
 -- Called by operators. A limit below what is used exhausts the budget. The end of the current period moves only if the
 -- interval changes.
--- Takes    p_hard_dimensions with p_hard, p_soft_dimensions with p_soft: limits to set, 0 for none; p_add_dimensions with
+-- Takes    p_id; or p_owner instead: the execution or flow whose own budget it is.
+--          p_hard_dimensions with p_hard, p_soft_dimensions with p_soft: limits to set, 0 for none; p_add_dimensions with
 --          p_add: what to add to hard limits, or to take away. Null: unchanged. p_defined_at: change it only if its
 --          definition is still the one of that time; null: whatever it is.
 -- Locks    the budget; then what it holds back, skipping what is locked.
@@ -11,7 +12,7 @@
 create or replace function flowfabric.update_budget(
     p_id uuid, p_hard_dimensions text[], p_hard bigint[], p_soft_dimensions text[], p_soft bigint[],
     p_add_dimensions text[], p_add bigint[], p_mode text, p_on_hard text, p_on_soft text, p_interval_ms bigint,
-    p_defined_at timestamptz)
+    p_defined_at timestamptz, p_owner uuid)
 returns table (code text, dimension text, status flowfabric.budget_view)
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -29,6 +30,15 @@ begin
                                     p_hard_dimensions, p_hard, null);
     perform flowfabric.check_budget('', '', '', 'strict', '', '', 0, p_soft_dimensions, p_soft, null);
     perform flowfabric.check_budget('', '', '', 'strict', '', '', 0, p_add_dimensions, null, null);
+    if p_id is null then
+        select b.id into p_id from flowfabric.budget b where b.owner_id = p_owner and b.created_at is not null
+        order by b.name limit 1;
+        if not found then
+            code := 'not_found';
+            return next;
+            return;
+        end if;
+    end if;
     v_before := flowfabric.lock_budgets(array[p_id], false);
     v_now := flowfabric.now();
     select b.* into d from flowfabric.budget b where b.id = p_id and b.created_at is not null;

@@ -51,7 +51,7 @@ begin
     if cardinality(p_new) > 0 then
         insert into flowfabric.reservation
         select n.partition, n.id, n.reservation_id, n.budget_id, n.epoch, e.generation, n.budget_generation, n.name, n.n,
-               n.on_lost, n.state, n.dimensions, n.amounts, n.reserved_at, null, null
+               n.on_lost, n.state, n.dimensions, n.amounts, n.reserved_at, null, null, null
         from unnest(p_new) as n join flowfabric.execution e on e.partition = n.partition and e.id = n.id;
         update flowfabric.execution e set has_reserved = true
         from (select distinct n.partition, n.id from unnest(p_new) as n) n

@@ -28,10 +28,17 @@ create or replace function flowfabric.wake_route(p_route integer, p_items intege
 language plpgsql as $$
 begin
     -- Under load no worker sleeps: this is cheaper than starting the query that chooses.
-    if not exists (select from flowfabric.sleeper x where x.lane = (select r.lane from flowfabric.route r where r.id = p_route)
-                   and x.until > (select clock_timestamp())) then
-        return;
+    if exists (select from flowfabric.sleeper x where x.lane = (select r.lane from flowfabric.route r where r.id = p_route)
+               and x.until > (select clock_timestamp())) then
+        perform flowfabric.wake_sleepers(p_route, p_items);
     end if;
+end;
+$$;
+
+-- wake_sleepers: wake_route for a caller that knows that a worker sleeps.
+create or replace function flowfabric.wake_sleepers(p_route integer, p_items integer) returns void
+language plpgsql as $$
+begin
     perform pg_notify('flowfabric_' || c.instance, 'work')
     from (select s.instance, row_number() over (partition by s.is_open order by s.slots desc, random()) as place
           from (select x.instance, x.slots, x.namespace is null as is_open

@@ -12,7 +12,8 @@ begin
     into v_partitions, v_flows, v_due, v_again
     from (select w.partition, w.flow_id,
                  case when not m.live and n.id is null
-                       and not exists (select from flowfabric.pending_cascade p where p.flow_id = w.flow_id)
+                       and (select true from flowfabric.pending_cascade p
+                            where p.partition = w.partition and p.flow_id = w.flow_id limit 1) is null
                       then m.due end as due,
                  flowfabric.check_again(case when n.id is not null then m.due end, p_now) as again
           from (select distinct e.partition, e.flow_id from unnest(p_partition, p_id) as u (partition, id)

@@ -1,10 +1,11 @@
 -- submit_hooks: submit the tasks of hooks that are due, oldest first, with the facts as their payload
 --
 -- A hook has no hooks of its own. A task that cannot be submitted, because its lane is closed for example, is tried again a minute later.
+-- Takes    p_low_water: no hook is left before it.
 -- Locks    the rows, skipping locked ones; then as create_executions.
 -- Returns  how many were submitted, how many were not, the last reason, and whether there may be more.
 -- Roles    work, operate
-create or replace function flowfabric.submit_hooks(p_limit integer)
+create or replace function flowfabric.submit_hooks(p_limit integer, p_low_water timestamptz)
 returns table (submitted integer, failed integer, message text, more boolean)
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -19,7 +20,8 @@ begin
     perform flowfabric.require_read_committed();
     submitted := 0; failed := 0;
     for h in
-        select x.* from flowfabric.hook x where x.due_at <= v_now order by x.due_at, x.seq limit p_limit
+        select x.* from flowfabric.hook x
+        where x.due_at > coalesce(p_low_water, '-infinity') and x.due_at <= v_now order by x.due_at, x.seq limit p_limit
         for update skip locked
     loop
         begin

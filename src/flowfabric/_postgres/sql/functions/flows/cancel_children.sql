@@ -6,18 +6,22 @@
 -- then one flow at a time, whose members the duty for flows cancels. If a flow was closed before, and members live on
 -- (they were spared, or replayed since), a call takes a chunk of them. Children that are locked, or that fail, are read
 -- again at the end.
--- Takes    p_partition: only parents of this partition, or null. p_limit: executions.
+-- Takes    p_partition: only parents of this partition that were cancelled in the last minute; null: all. p_limit: executions.
+--          p_low_water: no parent is left before it.
 -- Locks    the entry, then the executions, skipping locked rows; or the entry, then as cancel_flow_header; or the entry, the
 --          flow, then members, skipping locked rows.
 -- Returns  the parent (null: there is none, or all are locked), how many children were cancelled, how many could not be,
 --          whether there is more to do now.
 -- Roles    work, operate
-create or replace function flowfabric.cancel_children(p_partition integer, p_limit integer)
+create or replace function flowfabric.cancel_children(
+    p_partition integer, p_limit integer, p_low_water timestamptz)
 returns table (parent uuid, cancelled integer, failed integer, message text, more boolean)
 language plpgsql security definer as $$
 #variable_conflict use_column
 declare
-    v_now timestamptz;
+    v_now timestamptz := flowfabric.now();
+    v_low_water timestamptz := coalesce(p_low_water, case when p_partition is not null then v_now - interval '1 minute' end,
+                                        '-infinity');
     c flowfabric.child_cancel;
     v_reason text;
     v_seen integer; v_live integer := 0;
@@ -27,7 +31,8 @@ declare
 begin
     perform flowfabric.require_read_committed();
     cancelled := 0; failed := 0; more := false;
-    select x.* into c from flowfabric.child_cancel x where p_partition is null or x.partition = p_partition
+    select x.* into c from flowfabric.child_cancel x
+    where x.due_at > v_low_water and (p_partition is null or x.partition = p_partition)
     order by x.due_at limit 1 for update skip locked;
     if c.id is null then
         return next;
@@ -118,11 +123,13 @@ begin
         set due_at = v_now, at_flows = c.at_flows, after_at = c.after_at, after_id = c.after_id, has_missed = c.has_missed
         where x.partition = c.partition and x.id = c.id;
         -- A locked child holds up no other parent, except those that were tried just now.
-        more := more or exists (select from flowfabric.child_cancel x where x.due_at < v_now - interval '200 milliseconds'
+        more := more or exists (select from flowfabric.child_cancel x
+                                where x.due_at > v_low_water and x.due_at < v_now - interval '200 milliseconds'
                                 and (p_partition is null or x.partition = p_partition));
     else
         delete from flowfabric.child_cancel x where x.partition = c.partition and x.id = c.id;
-        more := exists (select from flowfabric.child_cancel x where p_partition is null or x.partition = p_partition);
+        more := exists (select from flowfabric.child_cancel x
+                        where x.due_at > v_low_water and (p_partition is null or x.partition = p_partition));
     end if;
     return next;
 end;

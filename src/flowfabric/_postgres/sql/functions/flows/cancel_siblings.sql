@@ -2,14 +2,15 @@
 
 -- cancel_siblings: cancel one chunk of upstreams that a decided group no longer needs
 --
--- Takes    p_limit: executions; null p_flow: the first entry in the queue that is not locked; else that group's.
+-- Takes    p_limit: executions; null p_flow: the first entry in the queue that is not locked; else that group's. p_low_water:
+--          no entry is left before it.
 -- A chunk that fails as a whole is repeated one by one. A sibling that fails alone, or is locked, stays; an entry
 -- without progress goes to the end of the queue.
 -- Locks    the entry, then the group, then the executions, by id; skips locked rows.
 -- Returns  the action (none, orphan, not_owed, busy, more, drained), and the states of the siblings.
 -- Roles    work, operate
 create or replace function flowfabric.cancel_siblings(
-    p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer)
+    p_partition integer, p_flow uuid, p_downstream uuid, p_limit integer, p_low_water timestamptz)
 returns table (action text, partition integer, flow_id uuid, downstream uuid, reason text, cancelled integer,
                already_terminal integer, missing integer, failed integer, message text, enqueued_at timestamptz)
 language plpgsql security definer as $$
@@ -24,7 +25,8 @@ begin
     perform flowfabric.require_read_committed();
     cancelled := 0; already_terminal := 0; missing := 0; failed := 0;
     if p_flow is null then
-        select x.* into s from flowfabric.sibling_cancel x order by x.due_at limit 1
+        select x.* into s from flowfabric.sibling_cancel x
+        where x.due_at > coalesce(p_low_water, '-infinity') order by x.due_at limit 1
         for update skip locked;
     else
         select x.* into s from flowfabric.sibling_cancel x

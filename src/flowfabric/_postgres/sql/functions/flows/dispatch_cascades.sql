@@ -1,13 +1,14 @@
 -- dispatch_cascades: resolve one chunk of edges that ended executions left.
 --
 -- A chunk that fails as a whole is repeated one by one; an end that fails alone stays, and p_after skips it.
--- Takes    how many events and edges; the event to continue after; whose executions; p_event: only this event.
+-- Takes    how many events and edges; the event to continue after; whose executions; p_event: only this event; p_low_water:
+--          no end is left from before it.
 -- Locks    pending rows, groups, downstreams; never waits.
 -- Returns  how many ends were read and finished, how many edges resolved, what failed, whether there may be more.
 -- Roles    work, operate
 create or replace function flowfabric.dispatch_cascades(
     p_limit integer, p_edges integer, p_after bigint, p_event bigint, p_stale_ms bigint,
-    p_namespace text, p_tag_key text, p_tag_value text)
+    p_namespace text, p_tag_key text, p_tag_value text, p_low_water timestamptz)
 returns table (seen integer, finished integer, resolved integer, failed integer, message text, more boolean, last_event bigint)
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -23,13 +24,13 @@ begin
     perform set_config('synchronous_commit', 'off', true), set_config('flowfabric.ended', '', true);
     with taken as materialized (
         select p.* from flowfabric.pending_cascade p
-        where p.seq > coalesce(p_after, 0) and (p_event is null or p.seq = p_event)
+        where p.enqueued_at > coalesce(p_low_water, '-infinity') and p.seq > coalesce(p_after, 0) and (p_event is null or p.seq = p_event)
           and (p_stale_ms is null or p.enqueued_at <= flowfabric.now() - flowfabric.ms(p_stale_ms))
           and ((p_namespace is null and p_tag_key is null)
                or exists (select from flowfabric.execution e where e.partition = p.partition and e.id = p.id
                           and (p_namespace is null or e.namespace = p_namespace)
                           and (p_tag_key is null or coalesce(e.tags ->> p_tag_key = p_tag_value, false))))
-        order by p.seq limit p_limit
+        order by p.enqueued_at, p.seq limit p_limit
         for update skip locked
     )
     select array_agg(t.seq order by t.seq), array_agg(t.partition order by t.seq), array_agg(t.id order by t.seq),

@@ -20,7 +20,7 @@ begin
         select e.id, e.completed_at is null as live from flowfabric.execution e where e.flow_id = p_flow
         order by e.id for update skip locked)
     select array_agg(h.id), coalesce(bool_or(h.live), false) into v_ids, v_live from held h;
-    if v_live or exists (select from flowfabric.pending_cascade p where p.flow_id = p_flow) then
+    if v_live or exists (select from flowfabric.pending_cascade p where p.partition = p_partition and p.flow_id = p_flow) then
         return 'flow_not_terminal';
     elsif coalesce(cardinality(v_ids), 0) < (select count(*) from flowfabric.execution e where e.flow_id = p_flow) then
         return 'busy';

@@ -38,11 +38,14 @@ begin
     from unnest(v_partition, v_flow, v_downstream) as u (partition, flow, downstream)
     join flowfabric.edge d on d.partition = u.partition and d.downstream = u.downstream
                           and d.flow_id is not distinct from u.flow
-    join flowfabric.execution up on up.partition = d.partition and up.id = d.upstream
+    cross join lateral (select x.* from flowfabric.execution x
+                        where x.partition = d.partition and x.id = d.upstream offset 0) up   -- by key
     where d.applied_at is not null and d.outcome is null and up.completed_at is not null and d.from_run <= up.replays
       and (p_namespace is null or up.namespace = p_namespace)
       and (p_tag_key is null or coalesce(up.tags ->> p_tag_key = p_tag_value, false))
-      and not exists (select from flowfabric.pending_cascade p where p.partition = up.partition and p.id = up.id);
+      -- Not a join, whose plan could read all of them.
+      and (select true from flowfabric.pending_cascade p
+           where p.partition = d.partition and p.flow_id = d.flow_id and p.id = up.id limit 1) is null;
     if v_edges is not null then
         v_left := flowfabric.resolve_edges(
             v_edge_partition, v_edge_flow, v_edges, v_edge_downstream, v_outcome,

@@ -143,7 +143,7 @@ begin
         end if;
     end if;
     if cardinality(v_ids) > 0 and p_asleep is not null then
-        perform flowfabric.get_up(p_sleeper, array[p_lane], p_asleep);
+        delete from flowfabric.sleeper s where s.lane = p_lane and s.until = p_asleep and s.instance = p_sleeper;
     end if;
     -- Work is left: the next worker may sleep.
     if cardinality(v_ids) = p_limit

@@ -52,8 +52,7 @@ begin
         ), watched as (
             insert into flowfabric.timer (kind, due_at, partitions, ids)
             select 'lease', v_expires, array_agg(s.partition), array_agg(s.id) from started s having count(*) > 0
-        ), limited as (
-            insert into flowfabric.timer (kind, due_at, partitions, ids)
+            union all
             select 'attempt', s.attempt_timeout_at, array_agg(s.partition), array_agg(s.id)
             from started s where s.attempt_timeout_at is not null group by s.attempt_timeout_at
         ), touched as (

@@ -3,7 +3,7 @@
 -- The duty `unblock`. Limits are due when an end found them locked, when the window of a rate has room, and when a grant with
 -- a slot ends. A pass over all of them every few seconds finds what a crash left behind.
 -- Takes    p_limit: how many limits. p_after, p_after_key: null: those that are due; else all after this one, from
---          the first (the zero id, empty) on. p_namespace, p_tag_key, p_tag_value: of a pass: only executions of this tenant.
+--          the first (the zero id, empty) on. p_low_water: none is left that was due before it. p_namespace, p_tag_key, p_tag_value: of a pass: only executions of this tenant.
 -- Locks    one policy at a time, in their order; then executions, skipping locked ones.
 -- A page that fails as a whole is repeated one by one; a limit that fails alone is reported, and one that was due is due again
 -- in 30 seconds.
@@ -12,7 +12,8 @@
 --          the last limit of a pass.
 -- Roles    work, operate
 create or replace function flowfabric.unblock_limited(
-    p_limit integer, p_after uuid, p_after_key text, p_namespace text, p_tag_key text, p_tag_value text)
+    p_limit integer, p_after uuid, p_after_key text, p_namespace text, p_tag_key text, p_tag_value text,
+    p_low_water timestamptz)
 returns table (promoted integer, looked integer, failed integer, message text, last_limit uuid, last_key text)
 language plpgsql security definer as $$
 #variable_conflict use_column
@@ -29,7 +30,8 @@ begin
     if p_after is null then
         with due as (
             delete from flowfabric.limit_due d where d.ctid = any (array(
-                select x.ctid from flowfabric.limit_due x where x.due_at <= v_now
+                select x.ctid from flowfabric.limit_due x
+                where x.due_at > coalesce(p_low_water, '-infinity') and x.due_at <= v_now
                 order by x.due_at limit p_limit for update skip locked))
             returning d.limit_id, d.key
         )
