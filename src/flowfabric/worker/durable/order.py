@@ -249,6 +249,7 @@ def in_order(method: Method) -> Method:
         if turn is None:
             return await method(running, *args, **kwargs)
         try:
+            await running.memory()  # branches that wait for it ask before this one continues
             value = await method(running, *args, **kwargs)
         except Exception:
             await turn.come()
