@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
+import pytest
+
 import flowfabric as ff
+from flowfabric.errors import FlowFabricError
 from flowfabric.testing import Kit
 from flowfabric.testing.faults import Crash, Point
+from flowfabric.values.lease import Fence, Handle
+from flowfabric.values.step import NewStep
+from flowfabric.worker.durable.order import Order
 from tests import sampling
 from tests.each import each
 
@@ -138,3 +146,60 @@ async def _play(kit: Kit, seed: int) -> None:
 @each("seed", SEEDS)
 async def test_branches_never_get_what_belongs_to_another(kit: Kit, seed: int) -> None:
     await _play(kit, seed)
+
+
+async def _echo(value: str) -> str:
+    return value
+
+
+def _with_one_branch(kit: Kit) -> Any:
+    app = ff.App("postgresql://nobody@nowhere/nothing")
+    kit.use(app)
+
+    @app.task
+    async def child() -> None: ...
+
+    @app.task
+    async def parent(ctx: ff.Context) -> str:
+        await ctx.sleep(0)
+        run = await child.submit()
+        await ctx.step("first", _echo, "a")
+        await ctx.now()
+        await ctx.emit("a", type="note", durability_mode="durable")
+        await run.result()
+        return await ctx.step("second", _echo, "b")
+
+    return parent
+
+
+@each("again", [False, True])
+async def test_a_handler_with_one_branch_never_waits_for_a_turn(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    turns: list[Any] = []
+    monkeypatch.setattr(Order, "_queued", lambda _self, turn: turns.append(turn))
+    parent = _with_one_branch(kit)
+    if again:
+        with kit.replay_always():
+            assert await kit.run_inline(parent) == "b"
+    else:
+        assert await kit.run_inline(parent) == "b"
+    assert turns == []
+
+
+async def test_the_end_of_a_sleep_is_recorded_without_a_call_of_its_own(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[tuple[str, int | None]]] = []
+    record_steps = ff.Engine.record_steps
+
+    async def noted(
+        engine: ff.Engine, items: Sequence[tuple[Handle | Fence, NewStep]]
+    ) -> list[datetime | FlowFabricError | None]:
+        calls.append([(step.kind, step.place) for _, step in items])
+        return await record_steps(engine, items)
+
+    monkeypatch.setattr(ff.Engine, "record_steps", noted)
+    assert await kit.run_inline(_with_one_branch(kit)) == "b"
+    assert calls[:3] == [[("sleep", None)], [("sleep", 1), ("step", 2)], [("now", None)]]
+    assert [kind for call in calls[3:] for kind, _ in call] == ["result", "step"]

@@ -21,6 +21,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flowfabric.client.current import in_step
+from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.in_thread import calling_thread
 from flowfabric.worker.durable.parking import STEADY
 
@@ -158,7 +159,7 @@ class Order:
         self._turns += 1
         if not self._is_settled:
             # Another handler's callbacks count too: then it takes all the turns.
-            if self._turns < STEADY and getattr(self._loop, "_ready", True):
+            if self._turns < STEADY and not task_tree.is_idle(self._loop):
                 self._look_again()
                 return
             self._is_settled = True
