@@ -5,10 +5,10 @@ later when each of its tasks waits for a parked future, directly or through its 
 task`, asyncio.wait, as_completed, shield, a lock or semaphore of its own). Anything unknown counts as busy, and so does
 everything inside an `asyncio.timeout` that has not expired: then the handler keeps its slot until its wait ends.
 
-`all_wait` and `is_idle` are the only functions that read internals of asyncio and CPython: `_fut_waiter`, `cr_await`, the
-frames and closures of the standard library's own coroutines, the `_ready` of a loop. Everything below them is a helper.
-Checked with `tests/unit/test_task_tree.py` on CPython 3.11.7, 3.12.1 and 3.13.0; on another version run that file first.
-If those internals change, handlers count as busy and keep their slots, which the tests notice.
+`all_wait` and `is_idle` are the only functions that read internals of asyncio and CPython: `_fut_waiter`, `cr_await`,
+the frames and closures of the standard library's own coroutines, `_ready` of the loop. Everything below them is a
+helper. Checked with `tests/unit/test_task_tree.py` on CPython 3.11.7, 3.12.1 and 3.13.0; on another version run that
+file first. If those internals change, handlers count as busy and keep their slots, which the tests notice.
 """
 
 from __future__ import annotations
