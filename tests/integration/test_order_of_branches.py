@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.errors import FlowFabricError
+from flowfabric.middleware import Middleware, Run, Submission
 from flowfabric.testing import Kit
 from flowfabric.testing.faults import Crash, Point
 from flowfabric.values.lease import Fence, Handle
@@ -203,3 +204,42 @@ async def test_the_end_of_a_sleep_is_recorded_without_a_call_of_its_own(
     assert await kit.run_inline(_with_one_branch(kit)) == "b"
     assert calls[:3] == [[("sleep", None)], [("sleep", 1), ("step", 2)], [("now", None)]]
     assert [kind for call in calls[3:] for kind, _ in call] == ["result", "step"]
+
+
+class _Approved(Middleware):
+    """Asks before each submission, in a step of the handler or a task of its own that takes one."""
+
+    def __init__(self) -> None:
+        self.in_task = False
+        self.ctx: ff.Context | None = None
+
+    async def submit(self, submission: Submission, proceed: Callable[[Submission], Awaitable[Run]]) -> Run:
+        if self.ctx is not None:
+            asked = self.ctx.step("approve", _echo, submission.kind)
+            assert await (asyncio.create_task(asked) if self.in_task else asked) == submission.kind
+        return await proceed(submission)
+
+
+@each("in_task", [False, True])
+async def test_a_call_may_contain_steps(kit: Kit, in_task: bool) -> None:
+    approved = _Approved()
+    app = ff.App("postgresql://nobody@nowhere/nothing", middleware=[approved])
+    kit.use(app)
+
+    @app.task(name="child")
+    async def child(value: str) -> str:
+        return value
+
+    @app.task(name="parent")
+    async def parent(ctx: ff.Context) -> list[str]:
+        approved.ctx, approved.in_task = ctx, in_task
+
+        async def one(value: str) -> str:
+            return await (await child.submit(value)).result()
+
+        try:
+            return await asyncio.gather(one("a"), one("b"))
+        finally:
+            approved.ctx = None
+
+    assert await kit.run_inline(parent) == ["a", "b"]

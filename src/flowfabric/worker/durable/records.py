@@ -9,7 +9,7 @@ import msgspec
 
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost
 from flowfabric.values.step import NewStep, Step
-from flowfabric.worker.durable.order import Turn, come, end, order_of
+from flowfabric.worker.durable.order import Turn, come, end, got, order_of
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
@@ -46,7 +46,7 @@ async def record_end(running: Running, step: NewStep) -> Turn | None:
     if hook is not None:
         await hook.after(running, step.name, step.n)
     if turn is None:
-        memory.passed(place)
+        got(memory, place)
     return turn
 
 
