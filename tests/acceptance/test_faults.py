@@ -455,7 +455,7 @@ async def test_a_server_killed_while_limits_open_lets_run_what_may_and_nothing_e
         # The raise has made them claimable, in a transaction that never commits.
         raising = await asyncpg.connect(fleet.dsn)
         await raising.execute("begin")
-        arguments = (None, None, None, None, ["tokens"], [1000], None, None, None, None, None)
+        arguments = (None, None, None, None, ["tokens"], [1000], None, None, None, None, None, None)
         raised = await raising.fetchrow(statements.UPDATE_BUDGET, budget, *arguments)
         assert raised is not None
         assert raised["code"] == "ok"

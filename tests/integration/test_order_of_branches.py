@@ -8,13 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 import pytest
 
 import flowfabric as ff
+from flowfabric.errors import FlowFabricError
+from flowfabric.middleware import Middleware, Run, Submission
 from flowfabric.testing import Kit
 from flowfabric.testing.faults import Crash, Point
+from flowfabric.values.lease import Fence, Handle
+from flowfabric.values.step import NewStep
+from flowfabric.worker.durable.order import Order
 from flowfabric.worker.durable.running import Running
 from tests import sampling
 from tests.each import each
@@ -181,3 +188,99 @@ async def test_branches_ask_in_their_order_while_the_record_is_read(
     monkeypatch.setattr(Running, "_load", load_slowly)
     with kit.replay_always():
         assert await kit.run_inline(job) == ["asks", "moves"]
+
+
+async def _echo(value: str) -> str:
+    return value
+
+
+def _with_one_branch(kit: Kit) -> Any:
+    app = ff.App("postgresql://nobody@nowhere/nothing")
+    kit.use(app)
+
+    @app.task
+    async def child() -> None: ...
+
+    @app.task
+    async def parent(ctx: ff.Context) -> str:
+        await ctx.sleep(0)
+        run = await child.submit()
+        await ctx.step("first", _echo, "a")
+        await ctx.now()
+        await ctx.emit("a", type="note", durability_mode="durable")
+        await run.result()
+        return await ctx.step("second", _echo, "b")
+
+    return parent
+
+
+@each("again", [False, True])
+async def test_a_handler_with_one_branch_never_waits_for_a_turn(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    turns: list[Any] = []
+    monkeypatch.setattr(Order, "_queued", lambda _self, turn: turns.append(turn))
+    parent = _with_one_branch(kit)
+    if again:
+        with kit.replay_always():
+            assert await kit.run_inline(parent) == "b"
+    else:
+        assert await kit.run_inline(parent) == "b"
+    assert turns == []
+
+
+async def test_the_end_of_a_sleep_is_recorded_without_a_call_of_its_own(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[tuple[str, int | None]]] = []
+    record_steps = ff.Engine.record_steps
+
+    async def noted(
+        engine: ff.Engine, items: Sequence[tuple[Handle | Fence, NewStep]]
+    ) -> list[datetime | FlowFabricError | None]:
+        calls.append([(step.kind, step.place) for _, step in items])
+        return await record_steps(engine, items)
+
+    monkeypatch.setattr(ff.Engine, "record_steps", noted)
+    assert await kit.run_inline(_with_one_branch(kit)) == "b"
+    assert calls[:3] == [[("sleep", None)], [("sleep", 1), ("step", 2)], [("now", None)]]
+    assert [kind for call in calls[3:] for kind, _ in call] == ["result", "step"]
+
+
+class _Approved(Middleware):
+    """Asks before each submission, in a step of the handler or a task of its own that takes one."""
+
+    def __init__(self) -> None:
+        self.in_task = False
+        self.ctx: ff.Context | None = None
+
+    async def submit(self, submission: Submission, proceed: Callable[[Submission], Awaitable[Run]]) -> Run:
+        if self.ctx is not None:
+            asked = self.ctx.step("approve", _echo, submission.kind)
+            assert await (asyncio.create_task(asked) if self.in_task else asked) == submission.kind
+        return await proceed(submission)
+
+
+@each("in_task", [False, True])
+async def test_a_call_may_contain_steps(kit: Kit, in_task: bool) -> None:
+    approved = _Approved()
+    app = ff.App("postgresql://nobody@nowhere/nothing", middleware=[approved])
+    kit.use(app)
+
+    @app.task(name="child")
+    async def child(value: str) -> str:
+        return value
+
+    @app.task(name="parent")
+    async def parent(ctx: ff.Context) -> list[str]:
+        approved.ctx, approved.in_task = ctx, in_task
+
+        async def one(value: str) -> str:
+            return await (await child.submit(value)).result()
+
+        try:
+            return await asyncio.gather(one("a"), one("b"))
+        finally:
+            approved.ctx = None
+
+    assert await kit.run_inline(parent) == ["a", "b"]

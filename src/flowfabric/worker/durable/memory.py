@@ -11,7 +11,7 @@ unless an earlier run took another branch after a failure.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,7 +58,8 @@ class Memory:
                 self._known[step.kind, step.name, step.n] = step
         # The places of recorded ends that this run has not asked for yet, in their order.
         places = (step.place for step in self._known.values() if step.place is not None)
-        self._unasked: dict[int, None] = dict.fromkeys(sorted(places))
+        self._unasked = deque(sorted(places))
+        self._asked: set[int] = set()  # those asked for before an earlier one was
         self._last = max((step.place for step in steps if step.place is not None), default=0)
         self._passed = 0
         self._own_names: set[tuple[StepKind, str]] = set()
@@ -105,17 +106,21 @@ class Memory:
     @property
     def first_unasked(self) -> int | None:
         """The place of the first recorded end that this run has not asked for."""
-        return next(iter(self._unasked), None)
+        return self._unasked[0] if self._unasked else None
 
     def asked(self, place: int) -> None:
         """This run asks for the end with this place."""
-        self._unasked.pop(place, None)
+        self._asked.add(place)
+        self._forget(0)
 
     def passed(self, place: int) -> None:
         """The handler gets the end with this place; it will not ask for those before."""
         self._passed = max(self._passed, place)
-        while self._unasked and (first := next(iter(self._unasked))) < place:
-            del self._unasked[first]
+        self._forget(place)
+
+    def _forget(self, before: int) -> None:
+        while self._unasked and (self._unasked[0] < before or self._unasked[0] in self._asked):
+            self._asked.discard(self._unasked.popleft())
 
     def draw(self) -> int:
         """Return the place of a new end."""

@@ -17,15 +17,18 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Coroutine, Iterator
+from contextvars import ContextVar
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flowfabric.client.current import in_step
+from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.in_thread import calling_thread
 from flowfabric.worker.durable.parking import STEADY
 
 if TYPE_CHECKING:
     from flowfabric.values.step import Step
+    from flowfabric.worker.durable.memory import Memory
     from flowfabric.worker.durable.running import Running
 
 _CALL = 0.001  # seconds until branches that are in a call are checked again
@@ -35,14 +38,14 @@ Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 class Turn:
     """What a branch waits for. `place` is the number of an end; None of a call."""
 
-    __slots__ = ("_order", "is_held", "key", "opened", "place", "task")
+    __slots__ = ("_order", "is_held", "is_over", "key", "opened", "place")
 
     def __init__(self, order: Order, key: tuple[bool, int], place: int | None) -> None:
         self._order = order
         self.key = key
         self.place = place
-        self.task = asyncio.current_task()
         self.is_held = False  # by the check for changed code
+        self.is_over = False
         self.opened: asyncio.Future[None] | None = None  # once it has its result
 
     def __lt__(self, other: Turn) -> bool:
@@ -57,16 +60,19 @@ class Turn:
         self._order._leave(self)
 
 
+# The call that a branch is in. What middleware does there is part of it, also in a task of its own.
+_call: ContextVar[Turn | None] = ContextVar("flowfabric_call", default=None)
+
+
 class Order:
     """The turns of the branches of one handler."""
 
-    __slots__ = ("_calling", "_calls", "_is_settled", "_is_watching", "_loop", "_queue", "_running", "_turns")
+    __slots__ = ("_calls", "_is_settled", "_is_watching", "_loop", "_queue", "_running", "_turns")
 
     def __init__(self, running: Running) -> None:
         self._running = running
         self._loop = asyncio.get_running_loop()
         self._queue: list[Turn] = []
-        self._calling: dict[asyncio.Task[Any] | None, Turn] = {}
         self._calls = 0
         self._is_settled = False  # whether nothing has moved since the last turn
         self._is_watching = False
@@ -87,14 +93,10 @@ class Order:
         self._is_settled = False
         self._turns = 0
 
-    def call(self) -> Turn | None:
-        """A call is made; None if it is part of another one."""
-        task = asyncio.current_task()
-        if task in self._calling:
-            return None
+    def call(self) -> Turn:
+        """A call is made."""
         self._calls += 1
-        turn = self._calling[task] = self._queued(Turn(self, (False, self._calls), None))
-        return turn
+        return self._queued(Turn(self, (False, self._calls), None))
 
     def end(self, place: int) -> Turn:
         """An end with this number is recorded."""
@@ -108,7 +110,7 @@ class Order:
     @contextlib.contextmanager
     def holding(self) -> Iterator[None]:
         """While the check for changed code holds a branch, its call lets others pass."""
-        turn = self._calling.get(asyncio.current_task())
+        turn = _outer_call()
         if turn is None:
             yield
             return
@@ -124,8 +126,7 @@ class Order:
             self._watch()
 
     def _remove(self, turn: Turn) -> bool:
-        if self._calling.get(turn.task) is turn:
-            del self._calling[turn.task]
+        turn.is_over = True
         if not self._queue:
             return False
         if self._queue[0] is turn:
@@ -158,7 +159,7 @@ class Order:
         self._turns += 1
         if not self._is_settled:
             # Another handler's callbacks count too: then it takes all the turns.
-            if self._turns < STEADY and getattr(self._loop, "_ready", True):
+            if self._turns < STEADY and not task_tree.is_idle(self._loop):
                 self._look_again()
                 return
             self._is_settled = True
@@ -201,9 +202,17 @@ class Order:
         self._watch()
 
 
+def _outer_call() -> Turn | None:
+    turn = _call.get()
+    return None if turn is None or turn.is_over else turn
+
+
 def order_of(running: Running) -> Order | None:
-    """The order of a handler with more than one branch; None where branches cannot be told apart or there is one."""
-    if calling_thread.get() is not None or in_step.get():
+    """The order of a handler with more than one branch; None where branches cannot be told apart or there is one.
+
+    None too for what is part of a call, which waits for its turn as a whole.
+    """
+    if calling_thread.get() is not None or in_step.get() or _outer_call() is not None:
         return None
     if len(running.tasks) > 1 or (running.has_order and running.order.is_held):
         return running.order
@@ -212,9 +221,15 @@ def order_of(running: Running) -> Order | None:
     return None
 
 
+def got(memory: Memory, place: int) -> None:
+    """A branch gets an end without a turn. Inside a call others may still get earlier ones."""
+    if _outer_call() is None:
+        memory.passed(place)
+
+
 async def come(running: Running, known: Step) -> None:
     """Wait for the turn of an end that is recorded."""
-    memory, place = await running.memory(), known.place
+    memory, place = running.loaded_memory or await running.memory(), known.place
     order = order_of(running)
     if place is None:
         turn = None if order is None else order.call()
@@ -225,17 +240,18 @@ async def come(running: Running, known: Step) -> None:
         await turn.come()
         await running.check()
     elif place is not None:
-        memory.passed(place)
+        got(memory, place)
 
 
 async def end(running: Running) -> int:
     """Wait for the turn of a new end, and return its place."""
-    memory = await running.memory()
+    memory = running.loaded_memory or await running.memory()
     place = memory.draw()
-    if (order := order_of(running)) is not None:
+    if (order := order_of(running)) is None:
+        got(memory, place)
+    else:
         await order.end(place).come()
         await running.check()
-    memory.passed(place)
     return place
 
 
@@ -245,9 +261,10 @@ def in_order(method: Method) -> Method:
     @functools.wraps(method)
     async def operate(running: Running, *args: Any, **kwargs: Any) -> Any:
         order = order_of(running)
-        turn = None if order is None else order.call()
-        if turn is None:
+        if order is None:
             return await method(running, *args, **kwargs)
+        turn = order.call()
+        token = _call.set(turn)
         try:
             await running.memory()  # branches that wait for it ask before this one continues
             value = await method(running, *args, **kwargs)
@@ -257,6 +274,8 @@ def in_order(method: Method) -> Method:
         except BaseException:
             turn.leave()
             raise
+        finally:
+            _call.reset(token)
         await turn.come()
         return value
 

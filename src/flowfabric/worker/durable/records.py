@@ -9,7 +9,7 @@ import msgspec
 
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost
 from flowfabric.values.step import NewStep, Step
-from flowfabric.worker.durable.order import Turn, come, end, order_of
+from flowfabric.worker.durable.order import Turn, come, end, got, order_of
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
@@ -33,7 +33,7 @@ async def record_end(running: Running, step: NewStep) -> Turn | None:
     hook = running.worker.step_hook
     if hook is not None:
         await hook.before(running, step.name, step.n)
-    memory = await running.memory()
+    memory = running.loaded_memory or await running.memory()
     place = memory.draw()
     order = order_of(running)
     turn = None if order is None else order.end(place)
@@ -46,7 +46,7 @@ async def record_end(running: Running, step: NewStep) -> Turn | None:
     if hook is not None:
         await hook.after(running, step.name, step.n)
     if turn is None:
-        memory.passed(place)
+        got(memory, place)
     return turn
 
 
@@ -60,8 +60,11 @@ async def ended(running: Running, name: str, use: int, kind: Literal["sleep", "w
 
 
 async def mark_read(running: Running) -> None:
-    """Record which answers the handler has read, before something else that may follow from them is stored."""
-    if running.newly_read:
+    """Record what has ended, before something else that may follow from it is stored.
+
+    Sleeps alone can wait for the next record while there is one branch: their order is that of its code.
+    """
+    if running.newly_read and (running.has_order or any(kind == "wait" for kind, _, _ in running.newly_read)):
         await store(running, *running.newly_read.values())
 
 

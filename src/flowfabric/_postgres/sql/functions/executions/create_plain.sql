@@ -15,8 +15,8 @@ declare
     v_covered boolean;
     v_wakes boolean;
 begin
-    select clock_timestamp() + c.shift, r.id into v_now, v_route   -- as flowfabric.now() does, in the same query
-    from flowfabric.route r, flowfabric.lane l, flowfabric.clock c
+    select flowfabric.now(), r.id into v_now, v_route
+    from flowfabric.route r, flowfabric.lane l
     where r.lane = p_lane and r.kind = p_kind and r.digest = md5(p_capabilities)
       and r.is_free and l.name = p_lane and l.state in ('active', 'paused');
     if not found then

@@ -5,8 +5,9 @@
 -- Called by the worker that holds the leases. A step recorded as done never changes: a repeated call
 -- changes nothing. A failed step is replaced by the next record.
 -- Takes    per item the fence, the name and number, the kind and its values: step and result (result or error), now,
---          sleep (how long, in milliseconds; null: it has ended), submit (the created execution; outcome known if it existed before), wait (the
---          handler has read its signals); the place of an end. An array is null if no item has a value; without kinds all are steps.
+--          sleep (how long, in milliseconds; null: it has ended), submit (the created execution; outcome known if it
+--          existed before), wait (the handler has read its signals); the place of an end. An array is null if no item
+--          has a value; without kinds all are steps.
 -- Locks    the executions, by partition and id.
 -- Returns  one verdict with ordinal 0 if all succeeded and no time was requested; else one per item, with `at` for
 --          now (the time) and sleep (when it ends).
@@ -36,7 +37,8 @@ begin
         select array_agg(p_name[o]), array_agg(p_n[o]), array_agg(p_kind[o]), array_agg(p_result[o]), array_agg(p_encoding[o]),
                array_agg(p_outcome[o]), array_agg(p_error[o]), array_agg(p_seconds[o]), array_agg(p_ms[o]),
                array_agg(p_place[o]), array_agg(p_child_partition[o]), array_agg(p_child_id[o])
-        into p_name, p_n, p_kind, p_result, p_encoding, p_outcome, p_error, p_seconds, p_ms, p_place, p_child_partition, p_child_id
+        into p_name, p_n, p_kind, p_result, p_encoding, p_outcome, p_error, p_seconds, p_ms, p_place, p_child_partition,
+             p_child_id
         from unnest(v_ok) o;
     end if;
     insert into flowfabric.step
@@ -53,7 +55,7 @@ begin
     where i.kind is null or (i.kind <> 'wait' and (i.kind <> 'sleep' or i.ms is not null))
     on conflict do nothing;
     get diagnostics v_made = row_count;
-    if p_kind && array['wait', 'sleep'] then
+    if 'wait' = any (p_kind) or ('sleep' = any (p_kind) and p_place is not null) then
         update flowfabric.step s set is_unread = false, place = coalesce(s.place, i.place)
         from unnest(v_tids, p_kind, p_name, p_n, p_ms, p_place) as i (tid, kind, name, n, ms, place)
         join flowfabric.execution e on e.ctid = i.tid
