@@ -613,6 +613,25 @@ async def test_a_dry_run_of_a_flow_that_existed_continues(database: str, did: Le
     assert (fit.verdict, fit.why) == ("continues", None)
 
 
+async def test_a_dry_run_of_branches_that_share_a_name_continues(database: str) -> None:
+    deploys = Deploys(database)
+
+    async def job(ctx: ff.Context) -> str:
+        async def one(value: str) -> None:
+            if value == "second":
+                await ctx.progress(1)
+            if await ctx.step("shared", str, value) == value:
+                await ctx.step(f"after {value}", str, value)
+
+        await asyncio.gather(*map(one, ("first", "second", "third")))
+        await ctx.wait_for("ok")
+        return "done"
+
+    assert await deploys.run(job) == "suspended"
+    fit = await _fit(job, await _history(deploys))
+    assert (fit.verdict, fit.why) == ("continues", None)
+
+
 async def test_a_dry_run_of_a_handler_that_mails_a_callback_link_continues(database: str, did: Ledger) -> None:
     deploys = Deploys(database)
 

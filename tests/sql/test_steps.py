@@ -491,7 +491,7 @@ async def test_the_steps_of_others_cost_nothing(world: World) -> None:
     handle = held.handle
     read = f"select * from flowfabric.read_steps({at}, false, null, null, 0, null)"
     fence = f"array['{handle.lease_id}'::uuid], array[{handle.lease_epoch}::bigint], array['{handle.attempt_id}'::uuid]"
-    nothing = ", ".join(["null"] * 9)
+    nothing = ", ".join(["null"] * 10)
     write = f"select * from flowfabric.record_steps({at}, {fence}, array[0], array['%s'], array[0], {nothing})"
     await pages(world.sql, write % "warm up")
     await pages(world.sql, read)

@@ -421,3 +421,28 @@ async def test_a_task_outside_handlers_is_not_recorded() -> None:
         task = asyncio.create_task(asyncio.sleep(0))
         assert task not in handler.tasks
         await task
+
+
+async def test_a_loop_with_nothing_left_to_do_is_idle() -> None:
+    loop = asyncio.get_running_loop()
+    looked: list[bool] = []
+    done = loop.create_future()
+
+    def look() -> None:
+        looked.append(task_tree.is_idle(loop))
+
+    loop.call_soon(look)
+    loop.call_soon(look)
+    loop.call_soon(done.set_result, None)
+    await done
+    assert looked == [False, False]
+    last = loop.create_future()
+
+    def look_last() -> None:
+        looked.append(task_tree.is_idle(loop))
+        last.set_result(None)
+
+    loop.call_soon(look_last)
+    await last
+    assert looked[2]
+    assert not task_tree.is_idle(asyncio.AbstractEventLoop())

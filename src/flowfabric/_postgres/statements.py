@@ -183,12 +183,12 @@ SCAN_ELIGIBLE = _rows("scan_eligible", 3, "partition, id")
 
 # Steps
 
-RECORD_STEPS = _rows("record_steps", 17, VERDICT)
+RECORD_STEPS = _rows("record_steps", 18, VERDICT)
 READ_STEPS = _rows(
     "read_steps",
     7,
     "partition, id, generation, name, n, kind, run, attempt_index, result, encoding, error, at, child_partition,"
-    " child_id, seconds, recorded_at, waitpoint_ids, outcome, flow_id, is_stray, is_unread",
+    " child_id, seconds, recorded_at, waitpoint_ids, outcome, flow_id, is_stray, is_unread, place",
 )
 FORK_EXECUTION = _rows("fork_execution", 9, "code, detail, copied")
 READ_STARTED = _rows("read_started", 2, f"{CLAIMED}, version")

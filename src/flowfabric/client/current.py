@@ -172,6 +172,10 @@ class Scope(Protocol):
         """The same, and return how its members ended, which is recorded."""
         ...
 
+    async def as_one_call(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do this in turn with the calls of the handler's other branches."""
+        ...
+
     async def flow_seed(self, name: str) -> UUID | None:
         """The seed for the ids of nodes added here, the same in every run of the handler; None inside a step."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ParamSpec, TypeVar, overload
 from uuid import uuid5
 
@@ -68,6 +69,13 @@ class Submitting(ClientBase):
     async def submit_flow(self, flow: Graph, *, idempotency_key: str | None = None, detached: bool = False) -> FlowRun:
         """Submit a flow that was built with `app.flow()`, in one call. See `Flow.submit`."""
         scope = current.scope_of(self._connector)
+        if scope is not None:
+            return await scope.as_one_call(partial(self._submit_flow, scope, flow, idempotency_key, detached))
+        return await self._submit_flow(None, flow, idempotency_key, detached)
+
+    async def _submit_flow(
+        self, scope: current.Scope | None, flow: Graph, idempotency_key: str | None, detached: bool
+    ) -> FlowRun:
         if scope is not None and flow.grows is None:
             child = await scope.child_flow(flow.name)
             if child is not None:

@@ -44,8 +44,10 @@ class Steps(Operations):
         batch = Batch(items, _step_columns, self._database.flow_partitions)
         if batch.is_empty:
             return batch.verdicts([])
-        fences, columns = batch.ready
-        found = await self._fetch(statements.RECORD_STEPS, *fences.columns, *columns, *_NO_CHILD, repeatable=True)
+        fences, (*columns, places) = batch.ready
+        found = await self._fetch(
+            statements.RECORD_STEPS, *fences.columns, *columns, *_NO_CHILD, places, repeatable=True
+        )
         answers: list[datetime | FlowFabricError | None] = [
             raised(row, fences.execution_id(place))
             if row["code"] != "ok"
@@ -236,7 +238,7 @@ def _step_columns(
     for step in steps:
         if not isinstance(step.kind, str) or step.kind not in _KINDS:
             raise InvalidInput(f"got {step.kind!r}", field="kind", allowed=", ".join(sorted(_KINDS)))
-        if (step.kind == "sleep") != (step.pause is not None):
+        if (step.kind == "sleep" and step.place is None) != (step.pause is not None):
             raise InvalidInput(f"given for a {step.kind}", field="pause", allowed="a timedelta for a sleep, else None")
         if step.seconds is not None and (isinstance(step.seconds, bool) or not isinstance(step.seconds, float | int)):
             raise InvalidInput(f"got {type(step.seconds).__name__}", field="seconds", allowed="a number or None")
@@ -249,6 +251,7 @@ def _step_columns(
         used([None if step.error is None else _error(step.error) for step in steps]),
         [step.seconds for step in steps],
         used([None if s.pause is None else check_duration(s.pause, "pause", least_ms=0) for s in steps]),
+        used([None if s.place is None else check_int(s.place, "place", 1, 2**31 - 1) for s in steps]),
     )
 
 

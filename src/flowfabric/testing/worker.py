@@ -192,7 +192,7 @@ class KitWorker(Worker):
         gates = self._rerun_at[running]
         # Let concurrent steps finish first: a function that is cut off in the middle would run again.
         while running.task.signature.is_async and time.monotonic() < until:
-            if task_tree.all_wait(running.tasks, {*gates, *running.parking.gates}):
+            if task_tree.all_wait(running.tasks, {*gates, *running.parking.gates, *running.order.waiting}):
                 break
             await asyncio.sleep(_POLL_SECONDS)
         del self._rerun_at[running]

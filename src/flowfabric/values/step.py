@@ -25,7 +25,10 @@ _CURSOR: Final = re.compile(r"([0-9]{1,9})\.([0-9]{1,16})\.([0-9]{1,9})")
 
 
 class NewStep(Struct, frozen=True, kw_only=True, gc=False):
-    """A step to record; `n` counts how often the handler used the name before in this run."""
+    """A step to record; `n` counts how often the handler used the name before in this run.
+
+    `place` as in `Step`; a `sleep` with a place instead of a pause has ended.
+    """
 
     name: str
     n: int = 0
@@ -35,6 +38,7 @@ class NewStep(Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
     seconds: float | None = None
     pause: timedelta | None = None
+    place: int | None = None
 
 
 class Step(Struct, frozen=True, kw_only=True):
@@ -44,7 +48,8 @@ class Step(Struct, frozen=True, kw_only=True):
     (None while it is open), and `known` for a `submit` whose execution already existed. `child_id` or `flow_id` is what
     a `submit` created or found. `is_stray`: recorded by a run that ended because its code had changed, or after
     something that a replay made start again; code that does not ask for it is not changed code. `is_unread`:
-    the handler has not read the signals of this `wait`, or has recorded nothing since.
+    the handler has not read the signals of this `wait`, or has recorded nothing since. `place`: the number of a `step`,
+    `result`, `sleep` or `wait` in the order in which the handler got their ends; None while it has not.
     """
 
     execution_id: ExecutionId
@@ -66,6 +71,7 @@ class Step(Struct, frozen=True, kw_only=True):
     flow_id: FlowId | None = None
     is_stray: bool = False
     is_unread: bool = False
+    place: int | None = None
 
 
 class StepCursor(Struct, frozen=True):

@@ -33,6 +33,7 @@ from flowfabric.values.wait import BoundWaitpoint, OpenWait, WaitpointToken, Wai
 from flowfabric.worker.durable import task_tree
 from flowfabric.worker.durable.changes import differs, is_compared
 from flowfabric.worker.durable.memory import Memory, Request
+from flowfabric.worker.durable.order import in_order
 from flowfabric.worker.durable.parking import Gate
 from flowfabric.worker.durable.running import Running
 from flowfabric.worker.durable.steps import in_step
@@ -169,29 +170,36 @@ class _DryRun(Running):
         task = asyncio.current_task()
         assert task is not None
         self.tasks.calling.discard(task)  # where a worker would call the database
-        while True:
-            await self.parking.wait(_Reached())
-            await self.check()
+        with self.order.holding():
+            while True:
+                await self.parking.wait(_Reached())
+                await self.check()
 
     async def record(self, step: NewStep) -> datetime | None:
         return self.database_now() if step.kind == "now" else None
 
+    @in_order
     async def progress(self, percent: int | None, message: str | None) -> None:
         await self.check()
 
+    @in_order
     async def heartbeat(self) -> None:
         await self.check()
 
+    @in_order
     async def emit(self, data: Any, **_: Any) -> None:
         await self.check()
 
+    @in_order
     async def summarize(self, patch: Any, **_: Any) -> None:
         await self.check()
 
+    @in_order
     async def report_usage(self, amounts: Mapping[str, int], budgets: Collection[str] | None, name: str) -> Used:
         await self._use(name)
         return Used(remaining={})
 
+    @in_order
     async def reserve_usage(
         self, amounts: Mapping[str, int], budgets: Collection[str] | None, name: str, on_lost: OnLost
     ) -> Reserved:

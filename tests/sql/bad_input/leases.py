@@ -206,6 +206,7 @@ CASES = [
             "error": [*LONG_TEXTS, "", "no json", "[]", "5", '{"a": "\\u0000"}', '{"a": ', '"x"', f'"{"x" * 2**18}"'],
             "seconds": ["1", True, []],
             "pause": [5, "5", timedelta(-1), timedelta.max, timedelta(1)],
+            "place": [0, 2**31, "5", True],
         }.items()
     ),
     Case(

@@ -30,4 +30,5 @@ def step(row: Row) -> Step:
         is_stray=row["is_stray"],
         is_unread=row["is_unread"],
         flow_id=row["flow_id"],
+        place=row["place"],
     )

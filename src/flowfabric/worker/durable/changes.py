@@ -65,7 +65,8 @@ class Changes:
         if not self._is_looking:
             self._look_later(memory)
         try:
-            return await opened
+            with running.order.holding():
+                return await opened
         finally:
             self._held.pop(opened, None)
 

@@ -26,6 +26,7 @@ from flowfabric.values.ids import ExecutionId, FlowId, mint_uuid, parse_executio
 from flowfabric.values.state import State
 from flowfabric.values.step import NewStep
 from flowfabric.worker.durable.memory import Memory, encode_error
+from flowfabric.worker.durable.order import in_order
 from flowfabric.worker.durable.parking import Gate
 from flowfabric.worker.durable.steps import in_step
 from flowfabric.worker.durable.waits import wake_time
@@ -47,6 +48,7 @@ async def send(running: Running, submission: Submission) -> Run[Any]:
     return await running.client.send(submission)
 
 
+@in_order
 async def submit_durably(
     running: Running,
     submission: Submission,
@@ -151,6 +153,12 @@ class _ChildFlow:
         return made
 
 
+@in_order
+async def as_one_call(running: Running, work: Callable[[], Awaitable[T]]) -> T:
+    """Submit a flow, with the calls that this takes."""
+    return await work()
+
+
 async def flow_seed(running: Running, name: str) -> UUID | None:
     """Return the seed for the ids of nodes added here, the same in every run; None inside a step."""
     await running.check()
@@ -212,7 +220,9 @@ async def outcome_of_flow(
         if found.failed:
             words = f"{', '.join(found.failed)[:200]}"
             error = msgspec.json.encode({"type": "FlowFailed", "message": words}).decode()
-        await running.record(NewStep(name=name, n=use, kind="result", result=sealed, encoding=encoding, error=error))
+        await _record_end(
+            running, NewStep(name=name, n=use, kind="result", result=sealed, encoding=encoding, error=error)
+        )
         if error is None:
             memory.outcomes[name] = found
     return found
@@ -284,7 +294,7 @@ async def outcome_of(running: Running, execution_id: ExecutionId, timeout: timed
         await running.parking.wait(Gate(until, execution_id))
     if found.state is None:
         found = _in_flows(running, memory, execution_id) or found
-    await running.record(_ended(running, name, use, found))
+    await _record_end(running, _ended(running, name, use, found))
     if found.state is State.COMPLETED:
         memory.outcomes[name] = found
     return found
@@ -303,7 +313,13 @@ def _in_flows(running: Running, memory: Memory, execution_id: ExecutionId) -> Ou
 
 async def _record_late(running: Running, name: str, use: int, late: TimedOut) -> None:
     text, _ = encode_error(late, sealed=False)
-    await running.record(NewStep(name=name, n=use, kind="result", error=text))
+    await _record_end(running, NewStep(name=name, n=use, kind="result", error=text))
+
+
+async def _record_end(running: Running, step: NewStep) -> None:
+    if (turn := await running.record_end(step)) is not None:
+        await turn.come()
+        await running.check()
 
 
 def _name_of_result(running: Running, execution_id: ExecutionId) -> str:

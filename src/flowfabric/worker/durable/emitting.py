@@ -35,6 +35,7 @@ from flowfabric.values.stream import (
     FrameMode,
     NewFrame,
 )
+from flowfabric.worker.durable.order import in_order
 from flowfabric.worker.durable.steps import in_step
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class Emitting:
             raise error
 
 
+@in_order
 async def emit(
     running: Running,
     data: Any,
@@ -243,6 +245,7 @@ async def emit(
     await running.emitting.emit(frame, waits=waits)
 
 
+@in_order
 async def summarize(running: Running, patch: Any, *, plain: bool, durability_mode: DurabilityMode | None) -> None:
     """Merge a JSON object into the attempt's summary document."""
     await _check(running)

@@ -11,7 +11,7 @@ unless an earlier run took another branch after a failure.
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -56,13 +56,15 @@ class Memory:
                 self._reset.add((step.kind, step.name, step.n))
             elif step.error is None or step.run == run:
                 self._known[step.kind, step.name, step.n] = step
-        # Entries that this run has not asked for yet, with their index in the recorded order.
-        self._unasked = {key: place for place, key in enumerate(self._known)}
-        self._places = dict(self._unasked)
+        # The places of recorded ends that this run has not asked for yet, in their order.
+        places = (step.place for step in self._known.values() if step.place is not None)
+        self._unasked = deque(sorted(places))
+        self._asked: set[int] = set()  # those asked for before an earlier one was
+        self._last = max((step.place for step in steps if step.place is not None), default=0)
+        self._passed = 0
         self._own_names: set[tuple[StepKind, str]] = set()
         self._old_names: set[tuple[StepKind, str]] = set()
         self.has_branched = not strict or ("patch", BRANCHED, 0) in self._known
-        self._unasked.pop(("patch", BRANCHED, 0), None)
         # Recorded effects that this run has not asked for: by kind, name and use, in the order they were recorded.
         self.missing: dict[tuple[StepKind, str, int], None] = {}
         if not self.has_branched and not _branched_after_failure(steps, run):
@@ -87,8 +89,7 @@ class Memory:
             if known is not None:
                 name, use = was, earlier
         self._uses[kind, name] = use + 1
-        if self._unasked:
-            self._unasked.pop((kind, name, use), None)
+        if self.missing:
             self.missing.pop((kind, name, use), None)
         return Request(kind, name, use, known)
 
@@ -104,12 +105,27 @@ class Memory:
 
     @property
     def first_unasked(self) -> int | None:
-        """The place of the first recorded thing that this run has not asked for."""
-        return next(iter(self._unasked.values()), None)
+        """The place of the first recorded end that this run has not asked for."""
+        return self._unasked[0] if self._unasked else None
 
-    def place(self, request: Request) -> int:
-        """The place of something recorded in the order of the record."""
-        return self._places[request[:3]]
+    def asked(self, place: int) -> None:
+        """This run asks for the end with this place."""
+        self._asked.add(place)
+        self._forget(0)
+
+    def passed(self, place: int) -> None:
+        """The handler gets the end with this place; it will not ask for those before."""
+        self._passed = max(self._passed, place)
+        self._forget(place)
+
+    def _forget(self, before: int) -> None:
+        while self._unasked and (self._unasked[0] < before or self._unasked[0] in self._asked):
+            self._asked.discard(self._unasked.popleft())
+
+    def draw(self) -> int:
+        """Return the place of a new end."""
+        self._last += 1
+        return self._last
 
     def is_new(self, request: Request) -> bool:
         """Whether no run asked for it before, as far as is recorded."""
@@ -120,9 +136,9 @@ class Memory:
         return self._known.get((kind, name, use))
 
     def earlier(self, name: str, kind: StepKind, use: int) -> Step | None:
-        """Return the first earlier use of the name that succeeded."""
+        """Return the first earlier use of the name that succeeded and that the handler got."""
         found = (self._known.get((kind, name, before)) for before in range(use))
-        return next((step for step in found if step is not None and step.error is None), None)
+        return next((one for one in found if one and one.error is None and (one.place or 0) <= self._passed), None)
 
     def successes(self, kind: StepKind) -> list[Step]:
         """Return the recorded steps of a kind that succeeded."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from flowfabric.errors import ExecutionNotActive, FlowFabricError, LeaseLost
-from flowfabric.values.step import NewStep
+from flowfabric.values.step import NewStep, Step
+from flowfabric.worker.durable.order import Turn, come, end, got, order_of
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
@@ -24,14 +27,44 @@ async def record(running: Running, step: NewStep) -> datetime | None:
     return answer
 
 
-def read_answer(running: Running, name: str, use: int) -> None:
-    """Note that the handler gets the answer of a wait. It is recorded with the next thing that is."""
-    running.newly_read[name, use] = NewStep(name=name, n=use, kind="wait")
+async def record_end(running: Running, step: NewStep) -> Turn | None:
+    """Record something that may end at any time, with its place. The handler gets it when its turn comes."""
+    await running.check()
+    hook = running.worker.step_hook
+    if hook is not None:
+        await hook.before(running, step.name, step.n)
+    memory = running.loaded_memory or await running.memory()
+    place = memory.draw()
+    order = order_of(running)
+    turn = None if order is None else order.end(place)
+    try:
+        await store(running, *running.newly_read.values(), msgspec.structs.replace(step, place=place))
+    except BaseException:
+        if turn is not None:
+            turn.leave()
+        raise
+    if hook is not None:
+        await hook.after(running, step.name, step.n)
+    if turn is None:
+        got(memory, place)
+    return turn
+
+
+async def ended(running: Running, name: str, use: int, kind: Literal["sleep", "wait"], known: Step | None) -> None:
+    """Wait for the turn of a sleep or a wait that has ended. That is recorded with the next thing that is."""
+    if known is not None and known.place is not None:
+        await come(running, known)
+    else:
+        place = await end(running)
+        running.newly_read[kind, name, use] = NewStep(name=name, n=use, kind=kind, place=place)
 
 
 async def mark_read(running: Running) -> None:
-    """Record which answers the handler has read, before something else that may follow from them is stored."""
-    if running.newly_read:
+    """Record what has ended, before something else that may follow from it is stored.
+
+    Sleeps alone can wait for the next record while there is one branch: their order is that of its code.
+    """
+    if running.newly_read and (running.has_order or any(kind == "wait" for kind, _, _ in running.newly_read)):
         await store(running, *running.newly_read.values())
 
 
@@ -47,6 +80,6 @@ async def store(running: Running, *steps: NewStep) -> datetime | None:
                 raise answer
             at = answer
     for step in steps:
-        if step.kind == "wait":
-            running.newly_read.pop((step.name, step.n), None)
+        if step.place is not None:
+            running.newly_read.pop((step.kind, step.name, step.n), None)
     return at

@@ -10,10 +10,15 @@ from flowfabric.values.step import BRANCHED, NewStep, StepKind
 from flowfabric.worker.durable.changes import is_compared
 from flowfabric.worker.durable.in_thread import CallingThread, calling_thread
 from flowfabric.worker.durable.memory import Memory, Request
+from flowfabric.worker.durable.order import come
 from flowfabric.worker.durable.records import store
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
+
+
+# Kinds whose record is an end. Sleeps and waits are asked for twice: when they begin, and for their end.
+_WITH_ENDS: frozenset[StepKind] = frozenset(("step", "result"))
 
 
 async def ask(running: Running, name: str, kind: StepKind, was: str | None = None) -> Request:
@@ -21,7 +26,8 @@ async def ask(running: Running, name: str, kind: StepKind, was: str | None = Non
     memory = running.loaded_memory or await running.memory()
     request = memory.next(name, kind, was)
     if request.known is not None:
-        await _in_order(running, memory, request)
+        if kind in _WITH_ENDS:
+            await come(running, request.known)
     elif is_compared(request, memory):
         if memory.missing:
             await running.changes.hold(request)
@@ -29,18 +35,6 @@ async def ask(running: Running, name: str, kind: StepKind, was: str | None = Non
         if not memory.has_branched and (running.tasks.is_unclear or _handles_an_error()):
             await _branch(running, memory)
     return request
-
-
-async def _in_order(running: Running, memory: Memory, request: Request) -> None:
-    """Wait until the handler has asked for everything that was recorded before this, and got it."""
-    if calling_thread.get() is not None or running.tasks.is_unclear:
-        if running.has_order:
-            running.order.asked()
-        return
-    first, place = memory.first_unasked, memory.place(request)
-    if running.has_order or (first is not None and first < place):
-        await running.order.turn(place)
-        await running.check()
 
 
 async def _branch(running: Running, memory: Memory) -> None:

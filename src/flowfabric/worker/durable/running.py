@@ -29,7 +29,7 @@ from flowfabric.worker.durable import emitting as frames
 from flowfabric.worker.durable.changes import Changes
 from flowfabric.worker.durable.emitting import Emitting
 from flowfabric.worker.durable.memory import Memory, describe
-from flowfabric.worker.durable.order import Order
+from flowfabric.worker.durable.order import Order, in_order
 from flowfabric.worker.durable.parking import Gate, Parking
 from flowfabric.worker.durable.spending import Needs
 from flowfabric.worker.durable.task_tree import HandlerTasks
@@ -150,7 +150,8 @@ class Running:
         self.in_threads = 0  # calls for which threads of a synchronous handler wait
         self._refused = 0
         self._emitting: Emitting | None = None
-        self.newly_read: dict[tuple[str, int], NewStep] = {}  # waits whose answers were read since the last record
+        # Sleeps and waits that have ended since the last record, by kind, name and use.
+        self.newly_read: dict[tuple[str, str, int], NewStep] = {}
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
 
     @property
@@ -194,10 +195,9 @@ class Running:
 
     @property
     def order(self) -> Order:
-        """The branches that wait for what was recorded before. Of a run with a record."""
+        """The turns of the branches. Created when there is more than one: most handlers have one."""
         if self._order is None:
-            assert self.loaded_memory is not None
-            self._order = Order(self.loaded_memory)
+            self._order = Order(self)
         return self._order
 
     @property
@@ -294,6 +294,7 @@ class Running:
         self._refused += 1
         return min(0.001 * 2 ** min(self._refused, 20), _MAX_WAIT) if self._refused > _REFUSALS else 0
 
+    @in_order
     async def progress(self, percent: int | None, message: str | None) -> None:
         await self.check()
         if isinstance(message, str):
@@ -301,6 +302,7 @@ class Running:
         with self.leased():
             await self.worker.engine.progress(self.handle, percent=percent, message=message)
 
+    @in_order
     async def heartbeat(self) -> None:
         await self.check()
         asked = time.monotonic()
@@ -328,7 +330,8 @@ class Running:
     ask = requests.ask
     changed = requests.changed
     record = records.record
-    read_answer = records.read_answer
+    record_end = records.record_end
+    ended = records.ended
     mark_read = records.mark_read
 
     # Durable operations of the handler, by chapter
@@ -342,6 +345,7 @@ class Running:
     wait_for = waits.wait_for
     send = children.send
     submit_durably = children.submit_durably
+    as_one_call = children.as_one_call
     flow_seed = children.flow_seed
     child_flow = children.child_flow
     outcome_of_flow = noticed(children.outcome_of_flow)

@@ -52,6 +52,7 @@ from flowfabric.values.step import NewStep, Step
 from flowfabric.worker import told
 from flowfabric.worker.durable.in_thread import calling_thread
 from flowfabric.worker.durable.memory import check_name, encode_error, remembered_error
+from flowfabric.worker.durable.order import in_order
 from flowfabric.worker.durable.parking import STEADY, Gate, leave
 from flowfabric.worker.durable.steps import in_step
 
@@ -74,6 +75,7 @@ class Needs:
         self.budgets = budgets
 
 
+@in_order
 async def report_usage(
     running: Running, amounts: Mapping[str, int], budgets: Collection[str] | None, name: str
 ) -> Used:
@@ -90,6 +92,7 @@ async def report_usage(
     return _used(running, answer)
 
 
+@in_order
 async def reserve_usage(
     running: Running, amounts: Mapping[str, int], budgets: Collection[str] | None, name: str, on_lost: OnLost
 ) -> Reserved:
@@ -108,6 +111,7 @@ async def reserve_usage(
     return answer
 
 
+@in_order
 async def settle_usage(running: Running, reservation_id: ReservationId, amounts: Mapping[str, int]) -> Used:
     """Count the real amounts in place of those held. The excess is counted as overrun, and stops nothing."""
     usage = Usage(custom=amounts)
@@ -126,6 +130,7 @@ async def settle_usage(running: Running, reservation_id: ReservationId, amounts:
     return _used(running, answer)
 
 
+@in_order
 async def cancel_reservation(running: Running, reservation_id: ReservationId) -> None:
     """Give back what is held."""
     if not running.is_cancelled:
@@ -250,7 +255,8 @@ async def _stop(running: Running, needs: Needs, error: BudgetExceeded) -> None:
         running.needs, running.unwound_at = needs, Gate()
         raise Interrupted(_WAITS)
     if not in_step.get():
-        await _rest(running)
+        with running.order.holding():
+            await _rest(running)
     await pause(running, needs)
     await running.check()
 
@@ -263,7 +269,7 @@ async def _rest(running: Running) -> None:
     deadline = asyncio.get_running_loop().time() + _LONGEST_REST
     turns, wait = 0, _FIRST_REST
     while turns < STEADY and asyncio.get_running_loop().time() < deadline:
-        if running.steps or running.tasks.calling:
+        if running.steps or running.tasks.calling or running.order.is_held:
             turns = 0
             await asyncio.sleep(wait)
             wait = min(wait * 2, _MOST_REST)

@@ -24,6 +24,7 @@ from flowfabric.values.policies import Exponential, RetryPolicy
 from flowfabric.values.step import NewStep, Step
 from flowfabric.worker.durable.in_thread import calling_thread
 from flowfabric.worker.durable.memory import check_name, describe, encode_error, remembered_error
+from flowfabric.worker.durable.order import in_order
 
 if TYPE_CHECKING:
     from flowfabric.worker.durable.running import Running
@@ -55,7 +56,7 @@ async def step(
     _, name, use, known = await running.ask(name, "step", None if was is None else check_name(was))
     if known is not None:
         return await _recall(running, known, returned)
-    begun = time.perf_counter()
+    begun, failure = time.perf_counter(), None
     running.steps += 1
     try:
         try:
@@ -65,15 +66,22 @@ async def step(
         except (RetryLater, Reject):
             raise  # about the task, not about the step
         except Exception as error:
-            await running.record(_failed(running, name, use, error, begun))
-            raise
-        await running.record(done)
+            turn = await running.record_end(_failed(running, name, use, error, begun))
+            failure = error
+        else:
+            turn = await running.record_end(done)
     finally:
         running.steps -= 1
+    if turn is not None:
+        await turn.come()
+        await running.check()
+    if failure is not None:
+        raise failure
     # Decoded from the stored bytes, not the object that the function returned: a later run gets the same.
     return returned.decode(encoded)
 
 
+@in_order
 async def now(running: Running) -> datetime:
     """Return the database's time of the handler's first call."""
     await running.check()
@@ -85,6 +93,7 @@ async def now(running: Running) -> datetime:
     return at
 
 
+@in_order
 async def patched(running: Running, name: str) -> bool:
     """Whether the handler takes the new branch: the same in every run; False if this run must repeat the old one."""
     await running.check()

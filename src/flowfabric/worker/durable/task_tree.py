@@ -5,10 +5,10 @@ later when each of its tasks waits for a parked future, directly or through its 
 task`, asyncio.wait, as_completed, shield, a lock or semaphore of its own). Anything unknown counts as busy, and so does
 everything inside an `asyncio.timeout` that has not expired: then the handler keeps its slot until its wait ends.
 
-`all_wait` is the only function that reads internals of asyncio and CPython: `_fut_waiter`, `cr_await`, the frames and
-closures of the standard library's own coroutines. Everything below it is its helper. Checked with
-`tests/unit/test_task_tree.py` on CPython 3.11.7, 3.12.1 and 3.13.0; on another version run that file first. If those
-internals change, handlers count as busy and keep their slots, which the tests notice.
+`all_wait` and `is_idle` are the only functions that read internals of asyncio and CPython: `_fut_waiter`, `cr_await`,
+the frames and closures of the standard library's own coroutines, `_ready` of the loop. Everything below them is a
+helper. Checked with `tests/unit/test_task_tree.py` on CPython 3.11.7, 3.12.1 and 3.13.0; on another version run that
+file first. If those internals change, handlers count as busy and keep their slots, which the tests notice.
 """
 
 from __future__ import annotations
@@ -80,6 +80,11 @@ def all_wait(tasks: Tasks, parked: Futures, *, with_timeouts: bool = False) -> b
     `with_timeouts`: also those inside an `asyncio.timeout`, which could end the wait.
     """
     return all(task.done() or _waits(task, tasks, parked, with_timeouts) for task in tasks)
+
+
+def is_idle(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether nothing is left to do in this turn of the loop or the next; False if the loop does not tell (uvloop)."""
+    return not getattr(loop, "_ready", True)
 
 
 # The internals that `all_wait` reads

@@ -20,6 +20,7 @@ from flowfabric.values.signal import Signal
 from flowfabric.values.step import NewStep, Step
 from flowfabric.values.wait import OpenWait, WaitResult
 from flowfabric.worker.durable.memory import describe
+from flowfabric.worker.durable.order import in_order
 from flowfabric.worker.durable.parking import Gate, SignalGate
 from flowfabric.worker.durable.steps import in_step
 
@@ -42,26 +43,34 @@ async def sleep(running: Running, pause: Duration) -> None:
     if in_step.get():
         await asyncio.sleep(span.total_seconds())
         return
-    until = await wake_time(running, span)
-    if span:
-        while not running.parking.is_due(until):
-            await running.parking.wait(Gate(until))
+    use, known, until = await _begin_sleep(running, span, "sleep")
+    has_ended = not span or (known is not None and known.place is not None)
+    while not has_ended and not running.parking.is_due(until):
+        await running.parking.wait(Gate(until))
+    await running.ended("sleep", use, "sleep", known)
 
 
-async def wake_time(running: Running, span: timedelta, name: str = "sleep") -> datetime:
+async def wake_time(running: Running, span: timedelta, name: str) -> datetime:
     """Return the end of a duration that began in the first run."""
+    _, _, until = await _begin_sleep(running, span, name)
+    return until
+
+
+@in_order
+async def _begin_sleep(running: Running, span: timedelta, name: str) -> tuple[int, Step | None, datetime]:
     _, _, use, known = await running.ask(name, "sleep")
     if known is not None:
         until = known.at
     else:
         until = await running.record(NewStep(name=name, n=use, kind="sleep", pause=span))
     assert until is not None
-    return until
+    return use, known, until
 
 
 # Signals
 
 
+@in_order
 async def waitpoint(running: Running, request: WaitRequest) -> OpenWait:
     """Open the waitpoints of a wait, with their tokens; the handler waits later."""
     use, known = await _next_wait(running, request)
@@ -72,12 +81,15 @@ async def wait_for(running: Running, request: WaitRequest, opened: OpenWait | No
     """Wait for signals and return them to the handler. `opened` is the result of `waitpoint`."""
     await running.check()
     if opened is None:
-        use, known = await _next_wait(running, request)
+        use, known, opened_now = await _begin_wait(running, request)
     else:
+        opened_now = None
         use = opened.use
         known = (await running.memory()).known(request.name, "wait", use)
     try:
-        outcome, signals = await _outcome(running, request, use, known, opened)
+        outcome, signals = await _outcome(running, request, use, known, opened, opened_now)
+        if outcome != "given_up":
+            await running.ended(request.name, use, "wait", known)
     except asyncio.CancelledError as error:
         # A wait that the handler cancels has ended, also in every later run, even if signals arrive meanwhile.
         if not running.is_cancelled and not running.is_parked and error.args != (HANDLER_ENDED,):
@@ -104,7 +116,12 @@ async def wait_for(running: Running, request: WaitRequest, opened: OpenWait | No
 
 
 async def _outcome(
-    running: Running, request: WaitRequest, use: int, known: Step | None, opened: OpenWait | None
+    running: Running,
+    request: WaitRequest,
+    use: int,
+    known: Step | None,
+    opened: OpenWait | None,
+    opened_now: OpenWait | None,
 ) -> tuple[str, list[Signal[Any]]]:
     """Return how a wait ended, in this run or in an earlier one, and its signals.
 
@@ -120,8 +137,6 @@ async def _outcome(
             codecs, execution_id = running.worker.codecs, running.claimed.execution_id
             signals, misfits = request.signals(result.result, codecs, execution_id)
             if not misfits:
-                if known is None or known.outcome is None or known.is_unread:
-                    running.read_answer(request.name, use)
                 return "resumed", signals
             await _refuse(running, request, use, known, misfits)
         elif result is not None and result.outcome != "open":
@@ -134,14 +149,19 @@ async def _outcome(
             await running.check()
             is_first = False
         if gate is None:
-            gate = await _gate(running, request, use, known, opened)
+            gate = await _gate(running, request, use, known, opened, opened_now)
             if known is None and opened is None and result is None:
                 continue  # no signal can have arrived at waitpoints that were opened just now
         result = await _settle(running, gate)
 
 
 async def _gate(
-    running: Running, request: WaitRequest, use: int, known: Step | None, opened: OpenWait | None
+    running: Running,
+    request: WaitRequest,
+    use: int,
+    known: Step | None,
+    opened: OpenWait | None,
+    opened_now: OpenWait | None,
 ) -> SignalGate:
     """Return where the handler waits: the waitpoints of a wait, opened if they are not, and its deadline."""
     ids: Sequence[UUID]
@@ -153,8 +173,8 @@ async def _gate(
     elif known is not None:
         ids, deadline = known.waitpoint_ids, known.at
     else:
-        new = await _open(running, request, use, is_new=True)
-        ids, deadline = [one.waitpoint_id for one in new.waitpoints], new.deadline
+        assert opened_now is not None
+        ids, deadline = [one.waitpoint_id for one in opened_now.waitpoints], opened_now.deadline
     return SignalGate(request, use, ids, deadline)
 
 
@@ -173,6 +193,12 @@ async def _refuse(
         log.warning(
             "execution %s: signal %s at wait %r is set aside: it %s", execution_id, signal_id, request.name, why
         )
+
+
+@in_order
+async def _begin_wait(running: Running, request: WaitRequest) -> tuple[int, Step | None, OpenWait | None]:
+    use, known = await _next_wait(running, request)
+    return use, known, None if known is not None else await _open(running, request, use, is_new=True)
 
 
 async def _next_wait(running: Running, request: WaitRequest) -> tuple[int, Step | None]:

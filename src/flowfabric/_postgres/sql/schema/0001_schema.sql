@@ -640,6 +640,8 @@ create table flowfabric.step (
     is_unread       boolean not null default false,   -- of wait: ended by signals that the handler has not read, or
                                         -- after which it has recorded nothing
     seconds         double precision,   -- how long the step took
+    place           integer,            -- of step, result, sleep and wait: its number in the order in which the handler got
+                                        -- their ends (null: not yet)
     recorded_at     timestamptz not null,
     primary key (partition, id, generation, kind, name, n)
 );

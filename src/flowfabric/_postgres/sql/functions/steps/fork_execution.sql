@@ -89,23 +89,23 @@ begin
         return;
     end if;
     with kept as materialized (
-        select o.* from (select s.*, row_number() over (order by s.recorded_at, s.ctid) as place
+        select o.* from (select s.*, row_number() over (order by s.recorded_at, s.ctid) as nth
                          from flowfabric.step s
                          where s.partition = p_partition and s.id = p_id and s.generation = e.generation) o
-        where (v_before is null or o.place < v_before) and o.error is null
+        where (v_before is null or o.nth < v_before) and o.error is null
     )
     insert into flowfabric.step
         (partition, id, generation, name, n, kind, run, attempt_index, result, encoding, outcome, at, child_partition,
-         child_id, flow_id, is_stray, seconds, recorded_at)
+         child_id, flow_id, is_stray, seconds, place, recorded_at)
     select p_new_partition, p_new_id, 0, k.name, k.n, k.kind, 0, 0, k.result, k.encoding, nullif(k.outcome, 'retried'), k.at,
-           k.child_partition, k.child_id, k.flow_id, true, k.seconds, k.recorded_at
+           k.child_partition, k.child_id, k.flow_id, true, k.seconds, k.place, k.recorded_at
     from kept k
     where k.kind in ('step', 'now', 'result', 'patch', 'usage')
        or (k.kind = 'sleep' and k.name not like 'timeout of %')
        or (k.kind = 'submit' and exists (
                select from kept r where r.kind = 'result'
                and r.name = coalesce(flowfabric.result_step(k.child_id), flowfabric.flow_result_step(k.flow_id))))
-    order by k.place;
+    order by k.nth;
     get diagnostics copied = row_count;
     insert into flowfabric.tag (digest, created_at, id, partition)
     select flowfabric.tag_digest(t.key, t.value), v_now, p_new_id, p_new_partition

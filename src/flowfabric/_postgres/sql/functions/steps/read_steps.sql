@@ -12,11 +12,11 @@ create or replace function flowfabric.read_steps(
 returns table (partition integer, id uuid, generation integer, name text, n integer, kind text, run integer,
                attempt_index integer, result bytea, encoding text, error jsonb, at timestamptz, child_partition integer,
                child_id uuid, seconds double precision, recorded_at timestamptz, waitpoint_ids uuid[], outcome text, flow_id uuid,
-               is_stray boolean, is_unread boolean)
+               is_stray boolean, is_unread boolean, place integer)
 language sql stable security definer as $$
     select s.partition, s.id, s.generation, s.name, s.n, s.kind, s.run, s.attempt_index, s.result, s.encoding, s.error,
            s.at, s.child_partition, s.child_id, s.seconds, s.recorded_at, s.waitpoint_ids, s.outcome, s.flow_id, s.is_stray,
-           s.is_unread
+           s.is_unread, s.place
     from unnest(p_partition, p_id) as u (partition, id)
     join flowfabric.execution e on e.partition = u.partition and e.id = u.id
     join flowfabric.step s on s.partition = e.partition and s.id = e.id and (p_all or s.generation = e.generation)

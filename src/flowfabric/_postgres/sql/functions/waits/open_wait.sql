@@ -61,7 +61,7 @@ begin
     from flowfabric.execution e where e.partition = p_partition and e.id = p_id
     on conflict (partition, id, generation, kind, name, n) do update
     set run = excluded.run, attempt_index = excluded.attempt_index, at = excluded.at, waitpoint_ids = excluded.waitpoint_ids,
-        recorded_at = excluded.recorded_at, result = null, outcome = null, error = null
+        recorded_at = excluded.recorded_at, result = null, outcome = null, error = null, place = null
     where step.error is not null;   -- reset by a replay
     get diagnostics v_made = row_count;
     if v_known is not null then
