@@ -80,7 +80,7 @@ def _change(place: Path, version: int) -> None:
         path.write_text(text)
     _edit(sql / "functions" / "executions" / "complete.sql", "-- complete:", "-- Of the next version.\n-- complete:")
     package = place / "src" / "flowfabric"
-    _edit(package / "_postgres" / "statements.py", '_rows("record_steps", 17,', '_rows("record_steps", 18,')
+    _edit(package / "_postgres" / "statements.py", '_rows("record_steps", 18,', '_rows("record_steps", 19,')
     _edit(package / "engine" / "steps.py", "statements.RECORD_STEPS, *", 'statements.RECORD_STEPS, "a note", *')
 
 
