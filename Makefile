@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 BENCH  ?=
-JOBS   ?= 4
+JOBS   ?= 3
 RESUME ?=
 SHELL  := /bin/bash
 # The tests start hundreds of processes: each would compile everything again where bytecode is not kept.

@@ -337,7 +337,8 @@ async def test_under_a_lowered_rate_the_window_has_room_when_enough_have_left_it
     assert await claim(engine) == []
     (held,) = (await engine.list_held(policy)).items
     assert held.retry_at is not None
-    assert round((held.retry_at - held.blocked_at).total_seconds()) == 40, "the second of them leaves the window then"
+    # Of admissions 30, 20 and 10 seconds ago, less what the calls took.
+    assert 30 < (held.retry_at - held.blocked_at).total_seconds() <= 40, "the second of them leaves the window then"
 
 
 async def test_a_full_window_has_room_when_its_own_key_has(engine: CheckedEngine, clock: Clock) -> None:
@@ -352,7 +353,7 @@ async def test_a_full_window_has_room_when_its_own_key_has(engine: CheckedEngine
     assert await claim(engine) == []
     (held,) = (await engine.list_held(policy)).items
     assert held.retry_at is not None
-    assert round((held.retry_at - held.blocked_at).total_seconds()) == 50, "not when that of another key has"
+    assert 40 < (held.retry_at - held.blocked_at).total_seconds() <= 50, "not when that of another key has"
     await clock.advance(seconds=25)
     assert await unblock(engine) == 0, "nor does the duty look at that of another key"
     assert (await engine.reconcile_quotas()).entries == 1, "and only that has left"

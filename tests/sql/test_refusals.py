@@ -74,7 +74,7 @@ SQL_CALLS = {
     " $5::uuid, $6::int, 'w', 0, '{}', '{}')",
     "record_steps": "select code, detail from flowfabric.record_steps(array[$1::int], array[$2::uuid], array[$3::uuid],"
     " array[$4::bigint], array[$5::uuid], array[$6::int], array['s'], array[0], null, null, null, null, null, null,"
-    " null, null, null)",
+    " null, null, null, null)",
     "cancel": "select code, detail from flowfabric.cancel(array[$1::int], array[$2::uuid], array[$3::uuid],"
     " array[$4::bigint], array[$5::uuid], array[$6::int], true, 'x', false)",
 }
