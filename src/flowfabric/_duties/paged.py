@@ -29,7 +29,7 @@ class PagedDuty(Duty, Generic[Place]):
         self.place = self.anywhere()  # those that led before may never have come to the end
 
     def anywhere(self) -> Place | None:
-        """Return where a process begins, and where it goes on after a page that failed: a page may fail each time."""
+        """Return where a process begins, and where it continues after a page that failed: a page may fail each time."""
         return None
 
     async def page(self, after: Place | None) -> tuple[int, Place | None]:

@@ -55,7 +55,7 @@ begin
 end;
 $$;
 
--- rebuild_head: running numbers for a damaged budget, whose use nobody knows; breaches stay counted. Called under its lock.
+-- rebuild_head: running numbers for a damaged budget, whose use is unknown; breaches stay counted. Called under its lock.
 create or replace function flowfabric.rebuild_head(p_id uuid) returns void
 language plpgsql as $$
 declare

@@ -30,7 +30,7 @@ begin
         update flowfabric.consumer x
         set instance = p_instance, until = v_now + flowfabric.ms(least(p_ms, 60000)), host = left(p_host, 200), pid = p_pid
         where x.name = p_name;
-        -- Until its transaction ends nobody else can work. Its host may vanish meanwhile, which the server would notice
+        -- Until its transaction ends no other process can work. Its host may vanish meanwhile, which the server would notice
         -- after two hours; now it notices within half a minute.
         perform set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
                 set_config('tcp_keepalives_count', '3', true);

@@ -275,7 +275,7 @@ begin
 end;
 $$;
 
--- skip_damaged: where a claim goes on so as not to read rows under damaged budgets one by one: a thousand of them at most.
+-- skip_damaged: where a claim continues, in order not to read rows under damaged budgets one by one: a thousand of them at most.
 create or replace function flowfabric.skip_damaged(
     p_routes integer[], p_ranks integer[], p_created timestamptz[], p_floors uuid[], p_namespace text, p_rank integer,
     p_at timestamptz, p_id uuid, p_damaged uuid[], p_reclaim boolean, p_now timestamptz)
