@@ -242,3 +242,11 @@ async def test_a_flow_and_its_budget_are_created_in_one_call_or_not_at_all(engin
     await engine.extend_flow(flow_id, [NewNode(name="c", execution=NewExecution(execution_kind="c"))])
     members = await engine.list_flow_members(flow_id)
     assert {one.name: await budgets_of(engine, one.execution_id) for one in members} == {key: {own} for key in "abc"}
+
+
+async def test_an_owner_that_is_no_id_is_refused(engine: ff.Engine) -> None:
+    owners: list[Any] = ["x", 5, "", "{fp:1}:x"]
+    for owner in owners:
+        with pytest.raises(InvalidInput) as refused:
+            await engine.update_budget(owner_id=owner, hard={"t": 1})
+        assert refused.value.field == "owner_id", owner

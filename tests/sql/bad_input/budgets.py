@@ -96,7 +96,6 @@ CASES = [
         reset_interval=by_field([one for one in INTERVALS if one is not None]),
         defined_at=by_field([*MOMENTS, timedelta(1)]),
     ),
-    Case("update_budget", lambda world: {"hard": {"t": 5}}, owner_id=by_field(IDS[1:])),
     *(
         Case(name, lambda world: {"budget_id": world.budget}, budget_id=by_field(BUDGET_IDS))
         for name in ("get_budget_status", "read_budget_usage_and_limits", "reset_budget")
