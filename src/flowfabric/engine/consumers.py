@@ -192,7 +192,7 @@ class Consumers(Events):
     async def list_consumers(self, *, after: str | None = None, limit: int | None = None) -> list[ConsumerRecord]:
         """All durable consumers by name, with how far behind they are and which process works.
 
-        With a `limit` only so many, after the one with the name `after`.
+        With a `limit` at most that many, after the one with the name `after`.
         """
         found = await self._fetch(
             statements.LIST_CONSUMERS,

@@ -1,4 +1,4 @@
-"""The namespace that a request names, held against those of its API key."""
+"""The namespace that a request names, compared with those of its API key."""
 
 from __future__ import annotations
 
