@@ -242,7 +242,7 @@ async def _waitpoint(call: Call, callback: Callback) -> PendingWaitpoint | None:
 
 
 def _check_origin(call: Call) -> None:
-    """Refuse a form that another site's page sends. People can open the link itself; no other page needs to post to it."""
+    """Refuse a form that another site's page sends: people open the link itself, no other page needs to post to it."""
     if not (_is_form(call) or _is_browser(call)):
         return
     site = call.request.headers.get("sec-fetch-site")

@@ -140,11 +140,11 @@ async def read_waitpoint_token(call: Call) -> ShownToken:
 async def signal_execution(call: Call) -> Accepted | DuplicateSignal:
     """Send a signal to an execution that waits.
 
-    Without `waitpoint_id` it reaches the open waitpoint with the key `key`, which an execution that waits at only one
-    does not need. With `waitpoint_id` it needs the token too. The sender is the API key, by its name. The payload must
-    fit what the task waits for, otherwise the signal is refused (422) and nothing is recorded. 404: no such waitpoint is
-    open, because it was answered, or the execution does not wait yet or has ended. `Idempotency-Key`: the same key at
-    the same waitpoint is the same signal.
+    Without `waitpoint_id` it reaches the open waitpoint with the key `key`; an execution that waits at a single one
+    needs no `key`. With `waitpoint_id` it needs the token too. The sender is the API key, by its name. The payload must
+    fit what the task waits for, otherwise the signal is refused (422) and nothing is recorded. 404: no such waitpoint
+    is open, because it was answered, or the execution does not wait yet or has ended. `Idempotency-Key`: the same key
+    at the same waitpoint is the same signal.
     """
     body = call.body
     if (body.waitpoint_id is None) != (body.waitpoint_token is None):
