@@ -24,7 +24,7 @@ from flowfabric.values.worker import Heartbeat, Kinds, OwnWorker
 
 log = logging.getLogger("flowfabric.engine")
 LEASE_TTL = timedelta(seconds=30)
-_POLL = 1.0  # seconds between polls of a waiting claim, also without a wake-up
+_POLL = 1.0  # seconds between polls of a waiting claim, even without a wake-up
 
 
 class Claims(Operations):

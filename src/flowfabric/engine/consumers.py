@@ -55,7 +55,7 @@ class Consumers(Events):
         heartbeats: bool = False,
         redefine: bool = False,
     ) -> EventCursor:
-        """Create a durable consumer, which begins after `start`, or now. Returns its cursor, also if it exists.
+        """Create a durable consumer, which begins after `start`, or now. Returns its cursor, even if it exists.
 
         `InvalidInput` if it exists and takes other events, unless `redefine`: its cursor stays then.
         """

@@ -85,7 +85,7 @@ class RejectExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ShownToken(Struct, frozen=True, kw_only=True):
     """The right to signal one waitpoint. `link` is None unless the server knows its public address.
 
-    The path of the link is `/w/` and the `callback`, also then.
+    The path of the link is `/w/` and the `callback`, even then.
     """
 
     execution_id: ExecutionId

@@ -77,7 +77,7 @@ $$;
 -- lock, even one who may only read.
 --
 -- A session may have taken a role that its login role is only a member of (set role), and its login role may have been
--- dropped since. Ignoring an announcement loses work or events; heeding one that is none costs time. So only sessions of
+-- dropped since. Ignoring an announcement loses work or events; heeding a false one costs time. So only sessions of
 -- roles that cannot write in any way are ignored.
 create or replace function flowfabric.may_announce(p_pid integer) returns boolean
 language sql stable as $$
