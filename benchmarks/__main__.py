@@ -1,7 +1,7 @@
 """`python -m benchmarks`: every selected metric in one table and one file.
 
 --quick            smaller sizes, which the table states; targets are judged without it
---select PREFIX    only the metrics whose names begin with it, and the trials they need; `table` is the table of README.md
+--select PREFIX    metrics whose names begin with it, and the trials they need; `table` is the table of README.md
 --out FILE         where the numbers go, as they come; the single samples go beside it (`.samples.jsonl`)
 --resume           keep the samples of an interrupted run of the same commit with the same sizes
 --dsn DSN          a running server (superuser) instead of one of our own
@@ -463,7 +463,7 @@ def _commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="flowfabric beside a floor and its peers")
     parser.add_argument("--quick", action="store_true", help="smaller sizes; targets are judged without it")
-    parser.add_argument("--select", default="", metavar="PREFIX", help="only metrics whose names begin with it; or `table`")
+    parser.add_argument("--select", default="", metavar="PREFIX", help="metrics whose names begin with it; or `table`")
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
     parser.add_argument("--table", type=Path, default=Path("build/bench-table.md"))
     parser.add_argument("--resume", action="store_true", help="keep the samples of an interrupted run")
