@@ -35,7 +35,7 @@ def cancel(
         str, typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the execution.")
     ] = "cancelled by an operator",
     keep_children: Annotated[
-        bool, typer.Option("--keep-children", help="Leave the tasks and flows alone that they submitted.")
+        bool, typer.Option("--keep-children", help="Do not cancel the tasks and flows that they submitted.")
     ] = False,
     yes: Yes = False,
     json: Json = False,
@@ -83,7 +83,7 @@ def fail(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Fail an execution for good that runs, or that waits because its code changed.
+    """Fail for good an execution that runs, or that waits because its code changed.
 
     It is not retried; `replay` runs it again. Its hooks and its flow see a failure. Use `cancel` for anything else that
     has not ended.
@@ -98,7 +98,7 @@ def fail(
 
 
 def unblock(execution: Id, json: Json = False, dsn: Dsn = None) -> None:
-    """Let workers take an execution at once that is held back, because its code changed for example."""
+    """Let workers claim at once an execution that is held back, for example because its code changed."""
 
     async def work(engine: Engine) -> None:
         target = await resolve(engine, execution)

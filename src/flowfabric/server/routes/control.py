@@ -251,7 +251,7 @@ async def block_execution(call: Call) -> Blocked:
 
 
 async def unblock_execution(call: Call) -> Changed:
-    """Let workers take an execution at once that is held back."""
+    """Let workers claim at once an execution that is held back."""
     return await call.engine.unblock_execution(
         call.path["execution_id"], expected_blocking_reason=call.body.expected_blocking_reason
     )
