@@ -1,4 +1,4 @@
-"""Limits: which are stored by name, what they hold and denied, and which declarations of an app were stored last."""
+"""Limits by name, what they hold and what they denied, and the declarations of an app that were stored last."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The series of engine calls, claims and duties are those of `flowfabric.middleware.METRICS`; `SERVER_METRICS` are the
 server's own. Several processes share files (the multiprocess mode of `prometheus_client`), so that every process
-answers for all of them. The gauges of the database are the same for all readers: one query, kept for a few seconds.
+reports those of all. The gauges of the database are the same for all readers: one query, kept for a few seconds.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class ServerMetrics:
             self._child(name, labels).set(value)
 
     def change(self, name: str, by: int, labels: Mapping[str, str]) -> None:
-        """Change a gauge by so much."""
+        """Change a gauge by an amount."""
         self._child(name, labels).inc(by)
 
     def text(self, stored: Gauges | None) -> bytes:

@@ -28,7 +28,7 @@ class QuotaPolicyCreated(Struct, frozen=True):
 
 
 class QuotaPolicyExists(Struct, frozen=True):
-    """The policy existed; nothing changed, also if its numbers differ."""
+    """The policy existed; nothing changed, even if its numbers differ."""
 
     quota_policy_id: QuotaPolicyId
 

@@ -253,7 +253,7 @@ class Worker:
             since = self._claims.idle_since
             if since is not None and not self._running and time.monotonic() - since >= quiet:
                 await self.reports.flushed()
-                # What was reported last may have made other work claimable: a parent continues after its child.
+                # The last report may have made other work claimable: a parent continues after its child.
                 await self._claims.look()
                 if self._claims.idle_since == since and not self._running:
                     return
