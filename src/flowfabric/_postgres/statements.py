@@ -151,7 +151,9 @@ SET_TAG = _value("set_tag", 4, "found")
 # Claims and leases
 
 CLAIM = _rows("claim", f"{_marks(12)}, true", CLAIMED)
-CLAIM_LANES = _rows("claim_lanes", "$1::text::text[], $2::text::integer[]" + _marks(13).removeprefix("$1, $2"), CLAIMED)
+CLAIM_LANES = _rows(
+    "claim_lanes", "$1::text::text[], $2::text::integer[], $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13", CLAIMED
+)
 SLEEP_FOR_WORK = _value("sleep_for_work", 7, "until")
 REGISTER_SERVICE = _value("register_service", 4, "service")
 RENEW = _rows("renew", 8, VERDICT)
