@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -26,6 +27,8 @@ from flowfabric.values.held import Denial, Denials, Held, HeldCount
 from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id, parse_flow_id, parse_uuid
 from flowfabric.values.page import Page
 from flowfabric.values.spending import FoundLimit, check_limit_name
+
+_Place = TypeVar("_Place")
 
 
 class LimitLookups(Operations):
@@ -64,7 +67,7 @@ class LimitLookups(Operations):
         target = parse_uuid(limit_id, "limit_id")
         size = check_limit(limit, 1000)
         wanted = None if key is None else check_text(key, "key")
-        place = (None, None, None, None) if cursor is None else _place(cursor)
+        place = (None, None, None, None) if cursor is None else _place(cursor, tuple[str, int, datetime, UUID])
         filters = (
             None if namespace is None else check_text(namespace, "namespace"),
             None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")],
@@ -186,7 +189,7 @@ class LimitLookups(Operations):
         """Return which submissions get which limits; with `limit_id` only those of this budget or quota."""
         target = None if limit_id is None else parse_uuid(limit_id, "limit_id")
         size = check_limit(limit, 1000)
-        place = (None, None) if cursor is None else _binding_place(cursor)
+        place = (None, None) if cursor is None else _place(cursor, tuple[UUID, UUID])
         if size == 0:
             return Page(())
         found = await self._fetch(statements.LIST_BINDINGS, target, *place, size + 1, repeatable=True)
@@ -203,16 +206,9 @@ def _scope(bind: object) -> tuple[str | None, ...]:
     return bind.lane, bind.kind, bind.namespace, *(bind.tag or (None, None)), bind.flow
 
 
-def _binding_place(cursor: object) -> tuple[UUID, UUID]:
+def _place(cursor: object, form: type[_Place]) -> _Place:
     try:
-        return msgspec.json.decode(check_text(cursor, "cursor", 2048), type=tuple[UUID, UUID])
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        raise InvalidInput(f"got {cursor!r}", field="cursor", allowed="the next_cursor of a page") from None
-
-
-def _place(cursor: object) -> tuple[str, int, datetime, UUID]:
-    try:
-        return msgspec.json.decode(check_text(cursor, "cursor", 2048), type=tuple[str, int, datetime, UUID])
+        return msgspec.json.decode(check_text(cursor, "cursor", 2048), type=form)
     except (msgspec.DecodeError, msgspec.ValidationError):
         raise InvalidInput(f"got {cursor!r}", field="cursor", allowed="the next_cursor of a page") from None
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from flowfabric._postgres.rows.values import Row
+from flowfabric._postgres.rows.values import Row, json_of, readable
 from flowfabric.values.binding import Bind, Binding
 from flowfabric.values.held import Held
 from flowfabric.values.ids import ExecutionId
 
 
+@readable
 def held(row: Row) -> Held:
     return Held(
         execution_id=ExecutionId(row["id"]),
@@ -22,11 +21,12 @@ def held(row: Row) -> Held:
         created_at=row["created_at"],
         blocked_at=row["blocked_at"],
         retry_at=row["retry_at"],
-        needs={} if row["needs"] is None else msgspec.json.decode(row["needs"])["amounts"],
+        needs={} if row["needs"] is None else json_of(row, "needs")["amounts"],
         detail=row["detail"],
     )
 
 
+@readable
 def binding(row: Row) -> Binding:
     return Binding(
         binding_id=row["id"],
