@@ -135,7 +135,6 @@ class Duties:
             self._loops.append((TimerRunner(engine, [second], given), CASCADES))
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._stack = contextlib.ExitStack()
 
     @property
     def leads(self) -> bool:
@@ -181,7 +180,6 @@ class Duties:
         """Let every duty finish its round, for `grace` at most; False if one had to be cancelled."""
         self._stopping.set()
         self._engine.detach(self)
-        self._stack.close()
         if not self._tasks:
             return True
         _, late = await asyncio.wait(self._tasks, timeout=grace.total_seconds())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -253,6 +252,8 @@ async def _replaced(
     """The arguments of an execution with some replaced, and their encoding."""
     import msgspec  # noqa: PLC0415
 
+    from flowfabric.client.node_arguments import by_name  # noqa: PLC0415
+
     try:
         context = await engine.read_execution_context(target)
     except InvalidInput:
@@ -260,13 +261,8 @@ async def _replaced(
     stored, encoding = context.input_payload, context.payload_encoding
     if app is not None:
         stored, encoding = app.codecs.open(stored, encoding, target), None
-    known: Any = {}
-    if encoding is None and stored:
-        with contextlib.suppress(msgspec.DecodeError):
-            known = msgspec.json.decode(stored)
-    is_known = encoding is None and isinstance(known, dict) and known.keys() != {"given", "wanted"}
-    if not is_known:  # encoded, or results of other nodes of a flow
-        known = {}
+    found = by_name(stored, encoding)
+    is_known, known = found is not None, found or {}
     data = msgspec.json.encode({**known, **given})
     if app is None:
         for name in given.keys() - known.keys():

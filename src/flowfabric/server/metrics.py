@@ -22,7 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from flowfabric.errors import FlowFabricError
-from flowfabric.middleware.metrics import BUCKETS, CANCEL_BACKLOG, METRICS, Metric
+from flowfabric.middleware.series import BUCKETS, CANCEL_BACKLOG, METRICS, Metric
 from flowfabric.server.metrics_files import METRICS_DIRECTORY
 from flowfabric.values.gauges import Gauges
 

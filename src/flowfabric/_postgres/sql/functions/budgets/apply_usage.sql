@@ -36,7 +36,7 @@ declare
     v_before flowfabric.budget_head[]; h flowfabric.budget_head[];
     v_reserves boolean := coalesce(array['reserve', 'settle', 'cancel'] && p_op, false);
     -- reservations of items, sorted by budget; the range of each item
-    x_res flowfabric.reservation[]; x_item integer[]; x_no integer[];
+    x_res flowfabric.reservation[]; x_item integer[];
     x_first integer[]; x_last integer[];
     v_looked boolean := false;      -- reservations whose lease ended were given back or charged
     v_dead uuid[];
