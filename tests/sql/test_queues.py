@@ -138,6 +138,26 @@ async def test_what_has_passed_through_a_queue_is_not_read_again(server: str, na
             assert max(read) < 50, (statistics, read)
 
 
+async def test_timers_of_leases_and_retention_are_read_again_for_five_seconds_only(server: str) -> None:
+    fill = (
+        "insert into flowfabric.timer (kind, due_at, partitions, ids)"
+        f" select $1, {_OLD}, '{{0}}', array[gen_random_uuid()] from generate_series(1, 3000) n"
+    )
+    async with fresh_database(server) as dsn, CountingEngine.open(dsn) as engine, old_snapshot(dsn):
+        sql, read = engine.connection, {}
+        for kind in ("lease", "retention", "delay"):
+            await sql.execute(fill, kind)
+            await sql.execute("delete from flowfabric.timer where kind = $1", kind)
+            await Clock(sql).advance(seconds=20)
+            mark = (await engine.look_for_due({kind: None}, at_most=SECOND)).low_water[kind]
+            async with sql.transaction():
+                before = await _entries(engine)
+                assert not (await engine.look_for_due({kind: mark}, at_most=SECOND)).due
+                read[kind] = await _entries(engine) - before
+        assert max(read["lease"], read["retention"]) < 50, read
+        assert read["delay"] >= 3000, "a transaction that delays an execution may stay open"
+
+
 async def test_denials_that_were_counted_are_not_read_again(server: str) -> None:
     denied = (
         "insert into flowfabric.denial select flowfabric.now(), 'l', 'rate', '', 1 from generate_series(1, $1::int)"

@@ -15,9 +15,11 @@ declare
     v_now timestamptz := flowfabric.now();
     v_next timestamptz;
 begin
-    -- A transaction that sets a timer, or leaves a row, may end a minute later and still be seen at once.
+    -- A transaction that sets a timer, or leaves a row, may end a minute later and still be seen at once. Leases and
+    -- retention have a timer for each claim and each end, set by short calls and long before it is due.
     select coalesce(array_agg(k.kind) filter (where f.at is not null), '{}'), min(n.at),
-           array_agg(least(v_now - interval '1 minute', f.at - interval '1 microsecond') order by k.no)
+           array_agg(least(v_now - case when k.kind in ('lease', 'retention') then interval '5 s' else interval '1 minute' end,
+                           f.at - interval '1 microsecond') order by k.no)
     into due, v_next, low_water
     from (select u.kind, coalesce(u.after, '-infinity') as after, u.no
           from unnest(p_kinds, p_after) with ordinality as u (kind, after, no)) k
