@@ -19,7 +19,7 @@ from flowfabric.values.graph import NewEdge, NewNode
 from flowfabric.values.lease import Operator
 from tests.databases import fresh_database
 from tests.sql.plans import PAGES, STATISTICS, CountingEngine
-from tests.support import Clock, claim_one, started
+from tests.support import WORKER, Clock, claim_one, started
 
 SECOND = timedelta(seconds=1)
 _OLD = "flowfabric.now() - interval '5 s' + n * interval '1 ms'"
@@ -62,7 +62,7 @@ QUEUES = {
     "budget_reset": Queue(
         "insert into flowfabric.budget (id, name, next_reset_at, created_at, updated_at)"
         f" select gen_random_uuid(), gen_random_uuid()::text, {_OLD}, {_OLD}, {_OLD} from numbers",
-        "update flowfabric.budget set next_reset_at = 'infinity' where next_reset_at < 'infinity'",
+        "update flowfabric.budget set next_reset_at = null where next_reset_at is not null",
     ),
     "limit_opening": Queue(*_rows("limit_due", f"{_OLD}, gen_random_uuid(), ''")),
 }
@@ -156,6 +156,29 @@ async def test_timers_of_leases_and_retention_are_read_again_for_five_seconds_on
                 read[kind] = await _entries(engine) - before
         assert max(read["lease"], read["retention"]) < 50, read
         assert read["delay"] >= 3000, "a transaction that delays an execution may stay open"
+
+
+async def test_a_claim_does_not_read_the_index_of_what_passed_while_the_queue_was_empty(server: str) -> None:
+    passed = (
+        "insert into flowfabric.ready (partition, id, route, rank, created_at)"
+        " select 0, gen_random_uuid(), r.id, 9000, flowfabric.now() - interval '1 hour'"
+        " from flowfabric.route r, generate_series(1, 30000)"
+    )
+    async with fresh_database(server) as dsn, CountingEngine.open(dsn) as engine, old_snapshot(dsn):
+        sql, read = engine.connection, []
+        await engine.create_execution(execution_kind="k")
+        await claim_one(engine)
+        for is_passed in (False, True):
+            if is_passed:
+                await sql.execute(passed)
+                await sql.execute("delete from flowfabric.ready")
+            await sql.execute("analyze flowfabric.ready")
+            await engine.create_many([NewExecution(execution_kind="k")] * 20)
+            async with sql.transaction():
+                before = await sql.fetchval(PAGES, engine.tables)
+                assert len(await engine.claim_many(limit=100, **WORKER)) == 20
+                read.append(await sql.fetchval(PAGES, engine.tables) - before)
+        assert read[1] < read[0] + 50, read
 
 
 async def test_denials_that_were_counted_are_not_read_again(server: str) -> None:

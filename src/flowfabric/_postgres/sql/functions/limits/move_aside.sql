@@ -79,9 +79,9 @@ begin
         return 0;
     end if;
     v_now := flowfabric.now();   -- some were created after p_now
-    -- As in take_ready: one that changed just before the lock was granted is left alone.
+    -- As in take_ready: one that changed just before the lock was granted is left alone, and no index is read for the ids.
     with gone as (
-        delete from flowfabric.ready r where r.ctid = any (v_tids) and r.id = any (v_ids) returning r.id, r.granted_until
+        delete from flowfabric.ready r where r.ctid = any (v_tids) and (r.id = any (v_ids)) is true returning r.id, r.granted_until
     ), unused as (
         delete from flowfabric.claim_grant g where g.ctid = any (array(
             select f.tid from unnest(v_partitions, v_ids) as u (partition, id)

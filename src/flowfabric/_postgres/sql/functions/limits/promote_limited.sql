@@ -111,8 +111,8 @@ begin
     if p_ids is null then
         return 0;
     end if;
-    with gone as (
-        delete from flowfabric.blocked b where b.ctid = any (p_tids) and b.id = any (p_ids) returning b.id
+    with gone as (   -- `is true`: as in take_ready
+        delete from flowfabric.blocked b where b.ctid = any (p_tids) and (b.id = any (p_ids)) is true returning b.id
     )
     select array_agg(g.id) into v_gone from gone g;
     if v_gone is null then

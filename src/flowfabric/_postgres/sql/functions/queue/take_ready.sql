@@ -58,11 +58,12 @@ begin
             from locked l;
         end if;
         exit when v_tids is null;
-        -- By id too: the slot of a removed row may have a new one.
+        -- By id too: the slot of a removed row may have a new one. `is true`, so that no index is chosen for the ids: one
+        -- whose table was empty when its statistics were taken would be read whole, with what old snapshots keep in it.
         if p_granted is not null then
             with hidden as (
                 update flowfabric.ready r set granted_until = p_granted
-                where r.ctid = any (v_tids) and r.id = any (v_ids) returning r.id
+                where r.ctid = any (v_tids) and (r.id = any (v_ids)) is true returning r.id
             )
             select array_agg(h.id) into v_gone from hidden h;
             v_missed := cardinality(v_gone) is distinct from cardinality(v_ids);
@@ -72,7 +73,7 @@ begin
             v_gone := null;
         else
             with gone as (
-                delete from flowfabric.ready r where r.ctid = any (v_tids) and r.id = any (v_ids) returning r.id
+                delete from flowfabric.ready r where r.ctid = any (v_tids) and (r.id = any (v_ids)) is true returning r.id
             )
             select array_agg(g.id) into v_gone from gone g;
             v_missed := cardinality(v_gone) is distinct from cardinality(v_ids);
