@@ -131,6 +131,13 @@ def test_no_function_sets_anything_itself() -> None:
             assert " set " not in body(sql, name).partition("$$")[0].replace("\n", " "), f"{path}: {name}"
 
 
+def test_rows_found_by_position_are_not_looked_up_by_id() -> None:
+    """An index that has the id somewhere would be read whole, if its table was empty when it was analyzed."""
+    by_both = re.compile(r"ctid = any \(\w+\)\s+and \w+\.id = any")
+    assert by_both.search("where r.ctid = any (v_tids) and r.id = any (v_ids)")
+    assert [path for path, sql in FILES.items() if by_both.search(sql)] == []
+
+
 @pytest.mark.parametrize("number", ["1174405120", "00000000-0000-0000-0000-000000000000"])
 def test_a_constant_is_defined_once(number: str) -> None:
     assert [path for path, sql in FILES.items() if number in sql] == ["common/constants.sql"]
