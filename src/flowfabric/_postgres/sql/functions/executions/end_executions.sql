@@ -57,9 +57,8 @@ begin
                 p_lease_reason, p_revoked_by)
         returning array[seq] into v_events;
         select v_one.limits is not null, v_one.has_waitpoints, v_one.has_reserved, v_one.policy -> 'stream_policy' is not null,
-               exists (select from flowfabric.waiter w
-                       where w.awaited_partition = v_one.partition and w.awaited_id = v_one.id offset 0),
-               exists (select from flowfabric.watch w where w.partition = v_one.partition and w.id = v_one.id offset 0)
+               exists (select from flowfabric.waiter w where w.awaited_partition = v_one.partition and w.awaited_id = v_one.id),
+               exists (select from flowfabric.watch w where w.partition = v_one.partition and w.id = v_one.id)
         into v_had_limits, v_had_waitpoints, v_had_reserved, v_had_retention, v_awaited, v_watched;
         if v_one.flow_id is not null then
             v_partitions := p_partition; v_ids := p_id; v_flows := array[v_one.flow_id]; v_runs := array[v_one.replays];
