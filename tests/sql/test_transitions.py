@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
+from uuid import UUID
 
+import asyncpg
 import pytest
 
 import flowfabric as ff
-from flowfabric.values.attempt import Attempt, Claimed
+from flowfabric.values.attempt import Attempt, Claimed, Completed, Completion
+from flowfabric.values.ids import FlowId, mint_uuid
 from flowfabric.values.legal import LEGAL, is_consistent, legal_row
+from flowfabric.values.policies import ExecutionPolicy, StreamPolicy
 from flowfabric.values.transitions import TRANSITIONS, position
 from tests import sampling
 from tests.each import Rows, each
@@ -31,7 +35,7 @@ from tests.sql.cases import (
     shorthand,
     target,
 )
-from tests.support import STATES, Reached
+from tests.support import RETRY, STATES, Reached, claim_one, submit_member
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -346,3 +350,49 @@ async def test_a_capable_worker_claims_what_waits_for_one_whatever_its_pending_a
     assert after.total_attempt_count == before.total_attempt_count + new
     assert claimed.handle.kind == ("fresh" if new else "resumed")
     assert await world.at(reached.id) == "A"
+
+
+def _shape(rows: list[asyncpg.Record]) -> list[dict[str, object]]:
+    """The rows without what differs between two executions: ids, and when something happened."""
+    return [
+        {
+            name: type(value).__name__ if isinstance(value, (UUID, datetime)) else value
+            for name, value in row.items()
+            if name not in ("partition", "seq")
+        }
+        for row in rows
+    ]
+
+
+async def _started_again(world: World, policy: ExecutionPolicy) -> Claimed:
+    """A member of a flow whose first attempt failed, and whose second one has a lease."""
+    member = await submit_member(world.engine, FlowId(mint_uuid()), policy=policy, tags={"a.b": "c"})
+    await world.engine.fail((await claim_one(world.engine)).handle, "boom", category="x")
+    await world.clock.advance(seconds=11)
+    assert await world.engine.promote_delayed(member) == "promoted"
+    held = await claim_one(world.engine)
+    await world.engine.progress(held.handle, percent=5)
+    return held
+
+
+async def test_an_execution_completed_alone_is_stored_like_those_completed_together(world: World) -> None:
+    retention = StreamPolicy(retention_ttl=timedelta(hours=3))
+    for policy in (RETRY, ExecutionPolicy(retry_policy=RETRY.retry_policy, stream_policy=retention)):
+        held = [await _started_again(world, policy) for _ in range(3)]
+        alone, *together = [Completion(one.handle, b"done", "text") for one in held]
+        await world.engine.complete(alone.authority, alone.result, result_encoding=alone.result_encoding)
+        assert all(isinstance(one, Completed) for one in await world.engine.complete_many(together))
+        stored = []
+        for one in held:
+            found = [
+                _shape(await world.sql.fetch(f"select * from flowfabric.{table} where id = $1", one.execution_id))
+                for table in ("execution", "event", "pending_cascade")
+            ]
+            due = await world.sql.fetchval(
+                "select min(t.due_at) - e.completed_at from flowfabric.timer t, flowfabric.execution e"
+                " where t.kind = 'retention' and e.id = any (t.ids) and e.id = $1 group by e.completed_at",
+                one.execution_id,
+            )
+            stored.append((found, due))
+        assert stored[0] == stored[1] == stored[2]
+        assert stored[0][1] == (timedelta(hours=3) if policy is not RETRY else timedelta(days=7))
