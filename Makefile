@@ -53,7 +53,7 @@ types: $(BIN)/.dev
 imports: $(BIN)/.dev
 	$(BIN)/lint-imports --no-cache >/dev/null || $(BIN)/lint-imports --no-cache
 
-bench: $(BIN)/.bench ## measure against the raw floor and peers, write build/bench.json (BENCH=prefix or table, RESUME=1)
+bench: $(BIN)/.bench ## measure against the raw loop and peers, write build/bench.json (BENCH=prefix or table, RESUME=1)
 	$(BIN)/python -m benchmarks --select "$(BENCH)" --out build/bench.json $(if $(RESUME),--resume)
 
 bench-quick: $(BIN)/.bench ## the same with smaller sizes

@@ -1,9 +1,9 @@
 """`python -m benchmarks`: every selected metric in one table and one file.
 
 --quick            smaller sizes, which the table states; targets are judged without it
---select PREFIX    only the metrics whose names begin so, and the trials they need; `table` is the table of README.md
+--select PREFIX    metrics whose names begin with it, and the trials they need; `table` is the table of README.md
 --out FILE         where the numbers go, as they come; the single samples go beside it (`.samples.jsonl`)
---resume           take up the samples of a run that was cut, of the same commit with the same sizes
+--resume           keep the samples of an interrupted run of the same commit with the same sizes
 --dsn DSN          a running server (superuser) instead of one of our own
 """
 
@@ -55,7 +55,7 @@ Made = Callable[[str], SubmittingContestant]
 
 
 def groups(server: Server, sizes: Sizes, console: Console) -> list[Group]:
-    """Who takes turns with whom."""
+    """Which trials take turns with each other."""
     return [
         *engine_groups(server, sizes, console),
         *task_groups(server, sizes),
@@ -463,10 +463,10 @@ def _commit() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="flowfabric beside a floor and its peers")
     parser.add_argument("--quick", action="store_true", help="smaller sizes; targets are judged without it")
-    parser.add_argument("--select", default="", metavar="PREFIX", help="only metrics whose names begin so; or `table`")
+    parser.add_argument("--select", default="", metavar="PREFIX", help="metrics whose names begin with it; or `table`")
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
     parser.add_argument("--table", type=Path, default=Path("build/bench-table.md"))
-    parser.add_argument("--resume", action="store_true", help="take up the samples of a run that was cut")
+    parser.add_argument("--resume", action="store_true", help="keep the samples of an interrupted run")
     parser.add_argument("--dsn", help="a running server, as superuser; databases named bench_* are made and dropped")
     options = parser.parse_args()
     with running_server(options.dsn) as server:

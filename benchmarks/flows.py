@@ -38,7 +38,7 @@ def fan(nodes: int) -> Edges:
 
 
 def layers(width: int) -> Callable[[int], Edges]:
-    """So many beside each other in every layer, each after the one before it and that one's neighbour."""
+    """Layers of this many nodes, each after the node above it and that one's neighbour."""
 
     def of(_: int) -> Edges:
         def after(n: int) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""A forgotten transaction: nothing that dies while it is open can be cleared away."""
+"""A forgotten transaction: vacuum cannot remove a row that dies while it is open."""
 
 from __future__ import annotations
 

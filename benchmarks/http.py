@@ -133,7 +133,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class Submit:
-    """Submissions a second of so many keep-alive clients."""
+    """Submissions a second of this many keep-alive clients."""
 
     server: Server
     sizes: Sizes

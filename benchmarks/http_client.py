@@ -62,7 +62,7 @@ class _Asking(asyncio.Protocol):
 
 
 async def ask_all(port: int, requests: Sequence[bytes], clients: int) -> tuple[float, list[float]]:
-    """Send all requests on so many connections; returns the seconds for all, and those of each."""
+    """Send all requests on this many connections; returns the seconds for all, and those of each."""
     loop = asyncio.get_running_loop()
     rest = iter(requests)
     dones = [loop.create_future() for _ in range(clients)]
@@ -117,7 +117,7 @@ class Follower(asyncio.Protocol):
 
 
 async def follow(port: int, request: bytes, clients: int) -> list[Follower]:
-    """Connect so many followers, and wait until the server has begun to answer each."""
+    """Connect this many followers, and wait until the server has begun to answer each."""
     loop = asyncio.get_running_loop()
     made: list[Follower] = []
     for _ in range(clients):

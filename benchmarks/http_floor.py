@@ -1,7 +1,7 @@
 """`python -m benchmarks.http_floor DSN CONNECTIONS FILE`: Starlette routes on a bare table, and a bare broadcast.
 
 What everything over HTTP has to pay: a validated body and an insert, a row read by its key, and the bytes of FILE, sent
-to everybody who follows when the database notifies. It prints the port that it listens on.
+to every follower when the database notifies. It prints the port that it listens on.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ async def _fill(engine: ff.Engine, items: Sequence[NewExecution], connections: i
 
 
 async def _drain(engine: ff.Engine, jobs: int, connections: int) -> float:
-    """Claim and complete in batches until so many are done. Returns the seconds it took."""
+    """Claim and complete in batches until this many are done. Returns the seconds it took."""
     done = 0
     deadline = time.monotonic() + 600
 

@@ -59,7 +59,7 @@ class WorkerProcess:
 
     @classmethod
     async def start(cls, program: str, *arguments: str) -> Self:
-        """Answers once the program says that it is ready."""
+        """Returns once the program says that it is ready."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the process has ended
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -85,7 +85,7 @@ class WorkerProcess:
         self._tell("go")
 
     async def stop(self) -> float:
-        """Ends the process. Answers the seconds of processor time it used since `go`."""
+        """Ends the process. Returns the seconds of processor time it used since `go`."""
         self._tell("stop")
         last = ""
         async with asyncio.timeout(_STOP_SECONDS):

@@ -183,7 +183,7 @@ class SubmitBesideSleepers:
 
 @dataclass(frozen=True)
 class TimersRound:
-    """A look of the duties with nothing due, after thousands of timers have fired: the median, in ms."""
+    """A poll of the duties with nothing due, after thousands of timers have fired: the median, in ms."""
 
     server: Server
     sizes: Sizes
@@ -243,7 +243,7 @@ class ManyKinds:
                     return await engine.claim_lanes(shares, limit=50, kinds=kinds, **_WORKER)
                 return await engine.claim_many(lanes[0], limit=50, kinds=kinds, **_WORKER)
 
-            shares = dict.fromkeys(lanes, 50 // self.count)  # of 50 among so many: most are 0
+            shares = dict.fromkeys(lanes, 50 // self.count)  # of 50 among all of them: most are 0
             for at in range(0, len(everywhere), 50):
                 await engine.create_many(everywhere[at : at + 50])
             while claimed := await claim():
@@ -321,7 +321,7 @@ class IdleWorkers:
 
 
 def idle_workers(count: int) -> Callable[[str], contextlib.AbstractAsyncContextManager[None]]:
-    """So many workers of another lane, in this process."""
+    """This many workers of another lane, in this process."""
 
     @contextlib.asynccontextmanager
     async def beside(dsn: str) -> AsyncIterator[None]:
@@ -335,7 +335,7 @@ def idle_workers(count: int) -> Callable[[str], contextlib.AbstractAsyncContextM
 
 
 def registered_workers(count: int) -> Callable[[str], contextlib.AbstractAsyncContextManager[None]]:
-    """So many registered workers of another lane, each with a heartbeat every 20 s, as those of default workers."""
+    """This many registered workers of another lane, each with a heartbeat every 20 s, as those of default workers."""
 
     @contextlib.asynccontextmanager
     async def beside(dsn: str) -> AsyncIterator[None]:
@@ -499,7 +499,7 @@ async def _store_limits_and_flows(dsn: str, engine: ff.Engine, stored: int) -> N
 
 @dataclass
 class DutiesBesideStored:
-    """Server time of a minute of all duties, in ms, beside so many stored executions, their limits and flows.
+    """Server time of a minute of all duties, in ms, beside this many stored executions, their limits and flows.
 
     The database is kept over the repetitions.
     """

@@ -37,7 +37,7 @@ class Server:
         return urlunsplit(urlsplit(self.dsn)._replace(path=f"/{name}"))
 
     async def create_database(self, name: str) -> str:
-        """An empty database of that name, in place of any older one. Answers its DSN."""
+        """An empty database of that name, in place of any older one. Returns its DSN."""
         await self.drop_database(name)
         async with self.connect() as admin:
             await admin.execute(f'create database "{name}"')

@@ -249,7 +249,7 @@ async def _lsn(sql: asyncpg.Connection[Any]) -> float:
 
 
 def waiting_tails(count: int) -> Callable[[str], contextlib.AbstractAsyncContextManager[None]]:
-    """So many tails of one process that wait. Of executions that do not exist: a drain waits for those that do."""
+    """This many tails of one process that wait. Of executions that do not exist: a drain waits for those that do."""
 
     @contextlib.asynccontextmanager
     async def beside(dsn: str) -> AsyncIterator[None]:

@@ -159,7 +159,7 @@ async def use_tool(ctx: ff.Context, turn: int, call: Call) -> str:
 
 
 async def send_mail(call: Call, link: str) -> None:
-    print("mail", link, flush=True)  # stands for a mail to the person; a link belongs into no log
+    print("mail", link, flush=True)  # stands for a mail to the person; a link does not belong in a log
 
 
 # The web ---------------------------------------------------------------------------------------------------------

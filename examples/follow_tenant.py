@@ -16,7 +16,7 @@ async def bill(amount: int) -> int:
 
 
 async def follow(engine: ff.Engine, cursor: EventCursor, count: int) -> EventCursor:
-    """Act on so many completions of the tenant; returns where to continue."""
+    """Act on `count` completions of the tenant; returns where to continue."""
     only_acme = EventFilter(namespace="acme")
     async with await engine.subscribe_completion(after=cursor, filter=only_acme) as events:
         for _ in range(count):

@@ -39,7 +39,7 @@ class Consumer:
         self.connection.close()
 
     def take(self, count: int) -> list[Any]:
-        """Read events until there are so many with data."""
+        """Read events until there are `count` with data."""
         found: list[Any] = []
         for name, data in self.events():
             if name == "reset":

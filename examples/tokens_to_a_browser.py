@@ -62,7 +62,7 @@ web = Starlette(routes=[Route("/", page), Route("/events/{id}", events)])
 
 
 async def browse(execution_id: str, last_event_id: str, most: int) -> list[str]:
-    """What a browser receives until the end, or until it leaves after so many events."""
+    """What a browser receives until the end, or until it leaves after `most` events."""
     received: list[str] = []
     left = asyncio.Event()
 

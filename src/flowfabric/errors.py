@@ -319,7 +319,7 @@ class ResourceExhausted(FlowFabricError):
 
 
 class WorkerAtCapacity(FlowFabricError):
-    """A worker has no free slot for a grant. The grant is not touched: it is good until it expires.
+    """A worker has no free slot for a grant. The grant is not touched: it is valid until it expires.
 
     `slots` is how many the worker has.
     """
@@ -475,7 +475,7 @@ def _first_line(error: TaskFailed) -> str:
 
 
 class StepFailed(FlowFabricError):
-    """A durable step failed earlier in this run, and its original exception cannot be recreated."""
+    """A durable step failed in an earlier run of the handler, and its exception cannot be recreated."""
 
     family = "step"
 

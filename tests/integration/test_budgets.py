@@ -611,7 +611,7 @@ def test_the_sync_client_has_the_same(database: str) -> None:
         assert client.create_quota("api", concurrent=1).name == "api"
 
 
-async def test_the_usage_of_a_run_is_told_by_dimension_budget_and_execution(kit: Kit, kit_app: ff.App) -> None:
+async def test_the_usage_of_a_run_is_listed_by_dimension_budget_and_execution(kit: Kit, kit_app: ff.App) -> None:
     kit_app.budget("team", hard={"tokens": 1000})
     kit_app.budget("tenant", hard={"tokens": 1000})
 
@@ -640,7 +640,7 @@ async def test_the_usage_of_a_run_is_told_by_dimension_budget_and_execution(kit:
         await run.raise_budget(tokens=1)
 
 
-async def test_the_usage_of_a_flow_is_told_by_node_too(kit: Kit, kit_app: ff.App) -> None:
+async def test_the_usage_of_a_flow_is_listed_by_node_too(kit: Kit, kit_app: ff.App) -> None:
     kit_app.budget("team", hard={"tokens": 1000})
 
     @kit_app.task

@@ -134,7 +134,7 @@ async def test_tail_says_what_is_no_longer_kept(engine: ff.Engine, database: str
         await engine.append_frame(held.handle, NewFrame(payload=b"%d\n" % n, kind="stdout"))
     await engine.complete(held.handle, b"1")
     said = await call("tail", held.execution_id, dsn=database)
-    assert said.out.splitlines() == ["3 emissions are no longer kept", "3", "4"]
+    assert said.out.splitlines() == ["3 frames are no longer kept", "3", "4"]
     first, *_ = (await call("tail", held.execution_id, "--json", dsn=database)).out.splitlines()
     assert json.loads(first)["missing"] == 3
 

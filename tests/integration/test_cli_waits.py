@@ -480,7 +480,7 @@ async def test_for_an_execution_that_does_not_wait_the_error_names_its_state(
     assert f"{target} is completed" in (await ask(*command, target, code=1)).err
 
 
-async def test_a_late_signal_is_told_how_the_wait_ended(engine: ff.Engine, ask: Any) -> None:
+async def test_for_a_late_signal_the_error_says_how_the_wait_ended(engine: ff.Engine, ask: Any) -> None:
     target = await suspend(engine, on("door"))
     await ask("approve", target, "--by", "alice")
     said = await ask("approve", target, "--by", "bob", code=1)

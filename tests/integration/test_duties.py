@@ -187,7 +187,7 @@ async def test_execution_deadline_ends_waiting_and_running_executions(engine: Ch
         await engine.complete(running.handle)
 
 
-async def test_leases_that_nobody_reclaims_do_not_hide_those_that_lapse_later(
+async def test_leases_that_no_worker_reclaims_do_not_hide_those_that_lapse_later(
     plain_engine: ff.Engine, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does a full batch end the round."""

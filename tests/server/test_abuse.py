@@ -204,7 +204,7 @@ async def test_if_match_of_a_priority_holds_until_it_is_changed(keyed: Keyed) ->
     assert [one.headers["etag"] for one in answers if one.status_code == 200] == [now]
 
 
-async def test_who_may_be_anybody_gets_the_document_as_it_was_written_once(
+async def test_anonymous_callers_get_the_document_as_it_was_written_once(
     client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside._document.cache_clear()

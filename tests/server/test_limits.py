@@ -199,7 +199,7 @@ async def test_a_slow_body_is_refused_in_time() -> None:
     assert answer.headers["connection"] == "close"
 
 
-async def test_an_address_and_a_key_may_send_so_many_requests() -> None:
+async def test_an_address_and_a_key_may_send_a_limited_number_of_requests() -> None:
     rig = Rig(address_rate="1/s burst 3")
     answers = [await rig.client.get("/nope") for _ in range(4)]
     assert [one.status_code for one in answers] == [404, 404, 404, 429]

@@ -262,7 +262,7 @@ async def test_a_form_of_another_site_is_refused(anybody: httpx.AsyncClient, pla
         assert (await anybody.post(other.link(), headers={**html, **headers}, data=form)).status_code == 200
 
 
-async def test_what_cannot_be_read_is_refused_to_who_has_an_open_link(
+async def test_an_unreadable_body_is_refused_to_a_sender_with_an_open_link(
     anybody: httpx.AsyncClient, plain_engine: ff.Engine
 ) -> None:
     one = await wait(plain_engine)

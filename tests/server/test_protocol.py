@@ -277,7 +277,7 @@ async def test_a_client_that_takes_nothing_of_an_answer_is_cut_off(base: Any) ->
                         await asyncio.sleep(0.01)
 
 
-async def test_what_is_written_for_a_client_that_left_meanwhile_is_dropped() -> None:
+async def test_bytes_for_a_client_that_left_meanwhile_are_dropped() -> None:
     class Left(asyncio.Transport):
         def is_closing(self) -> bool:
             return True

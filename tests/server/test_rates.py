@@ -27,7 +27,7 @@ def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
     assert [buckets.take("a") for _ in range(4)] == [0, 0, 0, 0.5]  # never more than the burst
 
 
-def test_refused_requests_cost_nothing_so_that_whoever_keeps_trying_gets_the_rate() -> None:
+def test_refused_requests_cost_nothing_so_that_a_client_that_keeps_trying_gets_the_rate() -> None:
     clock = Clock()
     buckets = Buckets(Rate(1, 1), clock=clock)
     taken = 0

@@ -145,7 +145,7 @@ async def test_what_the_engine_refuses_is_named_as_the_request_names_it(client: 
     rows.tell()
 
 
-async def test_what_is_nested_too_deep_is_refused_and_refuses_nothing_else(client: httpx.AsyncClient) -> None:
+async def test_a_body_nested_too_deep_is_refused_and_refuses_nothing_else(client: httpx.AsyncClient) -> None:
     def item(opening: str, closing: str, times: int) -> bytes:
         return f'{{"execution_kind":"k","policy":{opening * times}{{}}{closing * times}}}'.encode()
 
@@ -163,7 +163,7 @@ async def test_what_is_nested_too_deep_is_refused_and_refuses_nothing_else(clien
 
 
 @each("data", [b"", b"{", b"{'a': 1}", b'{"a": NaN}', b"\xff", b'{"execution_kind": "\\ud800"}', b"[" * 100_000])
-async def test_what_is_not_json_is_a_bad_request(client: httpx.AsyncClient, data: bytes) -> None:
+async def test_a_body_that_is_not_json_is_a_bad_request(client: httpx.AsyncClient, data: bytes) -> None:
     answer = await refused(client, data)
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_json"), answer.text
 

@@ -125,7 +125,7 @@ async def test_more_polls_than_an_engine_has_permits_for_are_refused(
     assert (await waiting).status_code == 200
 
 
-async def test_the_id_of_every_frame_continues_after_it_and_the_end_is_told(
+async def test_the_id_of_every_frame_continues_after_it_and_the_end_is_sent(
     plain_engine: ff.Engine, follow: Follow
 ) -> None:
     held = await started(plain_engine)
@@ -152,7 +152,7 @@ async def test_the_id_of_every_frame_continues_after_it_and_the_end_is_told(
         assert (over.status, over.body) == (204, b"")
 
 
-async def test_the_end_of_a_stream_that_never_began_is_told_once(plain_engine: ff.Engine, follow: Follow) -> None:
+async def test_the_end_of_a_stream_that_never_began_is_sent_once(plain_engine: ff.Engine, follow: Follow) -> None:
     target = await submit(plain_engine)
     await plain_engine.cancel(Operator(target), "never started")
     path = f"/v1/executions/{target}/attempts/0/stream/events"

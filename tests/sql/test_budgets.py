@@ -491,7 +491,7 @@ async def test_lists_are_in_the_order_of_names(engine: ff.Engine) -> None:
     assert await listed(exhausted=False) == [name for name in names if name != "team-a"]
 
 
-async def test_the_usage_of_an_execution_is_told_by_budget(engine: ff.Engine) -> None:
+async def test_the_usage_of_an_execution_is_listed_by_budget(engine: ff.Engine) -> None:
     one, two = await make(engine, name="one"), await make(engine, name="two")
     held = await started(engine)
     await engine.report_usage(held.handle, {"t": 3, "c": 1}, [one, two])

@@ -918,7 +918,7 @@ async def test_a_replay_beside_the_cancellation_of_children_leaves_one_of_both(
     await stage.audit()
 
 
-async def test_who_submits_for_an_execution_of_another_partition_is_refused(world: World) -> None:
+async def test_a_submission_for_an_execution_of_another_partition_is_refused(world: World) -> None:
     held = await parent_of(world.engine)
     world.engine.checking = False
     other = (home(held.execution_id) + 1) % 256

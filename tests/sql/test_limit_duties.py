@@ -149,7 +149,7 @@ async def test_a_damaged_budget_keeps_no_execution_from_its_end(
     assert (found.usage, found.held) == ({"t": 4}, {}), "a cancel and a lost lease are charged"
 
 
-async def test_reservations_of_damaged_budgets_wake_nobody(
+async def test_reservations_of_damaged_budgets_wake_no_process(
     plain_engine: ff.Engine, sql: SQL, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They wait for the reconciler of budgets, which reports them once per interval; those of others end at once."""
@@ -325,7 +325,7 @@ async def test_the_reconciler_of_budgets_removes_a_long_ledger_in_one_round(plai
 
 
 @pytest.mark.parametrize("kind", [BudgetReconciler, EdgeRepair, QuotaReconciler])
-async def test_a_page_that_fails_each_time_keeps_nobody_from_those_behind_it(kind: type[PagedDuty[Any]]) -> None:
+async def test_a_page_that_fails_each_time_does_not_hide_those_behind_it(kind: type[PagedDuty[Any]]) -> None:
     class Failing(kind):  # type: ignore[misc, valid-type]
         async def page(self, after: object) -> tuple[int, object]:
             seen.append(after)

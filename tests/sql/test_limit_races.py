@@ -234,7 +234,7 @@ async def test_a_caller_with_a_shorter_window_does_not_empty_that_of_the_policy(
     assert await claim(engine) == [], "the entries of the first are still inside the window of the policy"
 
 
-async def test_a_shorter_window_takes_nothing_from_a_longer_one_whoever_asks_for_it(
+async def test_a_shorter_window_takes_nothing_from_a_longer_one_of_any_caller(
     engine: CheckedEngine, clock: Clock
 ) -> None:
     """The longer one is a caller's beside the policy's, then the policy's beside a caller's; the reconciler passes."""
@@ -295,7 +295,7 @@ async def test_callers_see_all_of_their_window_whatever_others_ask_for(plain_eng
     assert seen == []
 
 
-async def test_a_window_that_nobody_asks_for_any_more_is_forgotten(
+async def test_a_window_that_no_caller_asks_for_any_more_is_forgotten(
     engine: CheckedEngine, clock: Clock, sql: asyncpg.Connection[Any]
 ) -> None:
     minute = timedelta(minutes=1)

@@ -584,7 +584,9 @@ async def test_an_execution_parked_for_another_is_listed_and_counted_as_waiting_
     assert stats["parents"].delayed == 0
 
 
-async def test_a_claim_that_came_while_the_child_was_locked_is_told_again(stage: Stage, parties: list[Party]) -> None:
+async def test_a_claim_that_came_while_the_child_was_locked_is_notified_again(
+    stage: Stage, parties: list[Party]
+) -> None:
     """Parking locks the child for a moment; a worker that looks just then must not sleep on it."""
     one, two, _ = parties
     father = await parent(one)

@@ -418,7 +418,7 @@ async def test_a_claim_of_all_namespaces_ignores_them(engine: CheckedEngine) -> 
     assert len(await granted(engine, namespace=None)) == sum(map(len, made.values()))
 
 
-async def test_whatever_became_of_it_an_execution_stays_in_its_namespace(engine: CheckedEngine, clock: Clock) -> None:
+async def test_an_execution_stays_in_its_namespace_whatever_happens_to_it(engine: CheckedEngine, clock: Clock) -> None:
     async def again(held: Claimed) -> Claimed:
         taken = await claim_one(engine, namespace="x")
         assert taken.execution_id == held.execution_id

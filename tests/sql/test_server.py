@@ -60,7 +60,7 @@ async def test_secrets_are_256_random_bits(plain_engine: ff.Engine) -> None:
     assert all(len(text.split("_", 2)[2]) == 43 for text in made)  # base64 of 32 bytes
 
 
-async def test_what_is_no_key_is_refused_like_a_wrong_one(plain_engine: ff.Engine) -> None:
+async def test_text_that_is_not_a_key_is_refused_like_a_wrong_one(plain_engine: ff.Engine) -> None:
     made = await plain_engine.create_api_key("ci", ["read"])
     text = made.key.reveal()
     other = ApiKeyText.make(made.key_id).reveal()

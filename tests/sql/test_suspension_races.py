@@ -657,7 +657,7 @@ async def _late(party: Party, claimed: Claimed, point: Point, signal_id: UUID) -
 
 
 @pytest.mark.parametrize("call", [_repeated, _late], ids=["repeated", "late"])
-async def test_a_claim_that_came_during_a_useless_signal_is_told_again(
+async def test_a_claim_that_came_during_a_useless_signal_is_notified_again(
     stage: Stage, parties: list[Party], call: Any
 ) -> None:
     """A sender that tries again right after it woke the execution locks it for a moment, and a claim passes it by."""

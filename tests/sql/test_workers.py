@@ -472,7 +472,7 @@ async def test_only_what_waits_for_a_worker_is_unserved(engine: CheckedEngine, c
     assert len(await unserved(engine, delayed, running)) == 1, "its worker is gone, and another is needed"
 
 
-async def test_executions_of_one_route_are_told_once_and_a_paused_lane_always(engine: CheckedEngine) -> None:
+async def test_executions_of_one_route_are_reported_once_and_a_paused_lane_always(engine: CheckedEngine) -> None:
     many = [await submit(engine, execution_kind=kind) for kind in ("b", "a", "b")]
     assert await unserved(engine, *many) == [("default", "b", 0), ("default", "a", 0)]
     await register(engine)

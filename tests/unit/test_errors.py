@@ -460,7 +460,7 @@ def test_passwords_are_masked(text: str, masked: str) -> None:
     assert "hunter2" not in repr(TransportError("other", text))
 
 
-def test_a_transaction_that_needs_more_locks_than_there_are_is_told_the_setting() -> None:
+def test_for_a_transaction_that_needs_more_locks_than_there_are_the_error_names_the_setting() -> None:
     full = asyncpg.OutOfMemoryError("out of shared memory")
     full.hint = 'You might need to increase "max_locks_per_transaction".'
     told = translate(full, "here")

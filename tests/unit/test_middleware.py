@@ -48,6 +48,7 @@ from flowfabric.errors import (
 from flowfabric.middleware import metrics, tracing
 from flowfabric.middleware.base import LOCAL, OutcomeWord, chain_call, chain_claim, outcome_of, type_name
 from flowfabric.middleware.limits import Bucket
+from flowfabric.middleware.series import BUCKETS
 from flowfabric.values.budget import HardBreach
 from flowfabric.values.checks import check_tag_key
 from flowfabric.values.graph import FlowSubmitted
@@ -809,7 +810,7 @@ def test_a_timing_holds_what_was_observed(seconds: list[float]) -> None:
     assert timing.count == len(seconds)
     assert timing.longest == max(seconds)
     assert timing.seconds == pytest.approx(sum(seconds))
-    assert timing.buckets == {bound: sum(each <= bound for each in seconds) for bound in metrics.BUCKETS}
+    assert timing.buckets == {bound: sum(each <= bound for each in seconds) for bound in BUCKETS}
 
 
 def test_series_are_one_whatever_the_order_of_labels_and_escaped_where_needed() -> None:
@@ -954,8 +955,8 @@ async def test_prometheus_shows_every_series_with_buckets_below_a_millisecond() 
     ):
         assert line in text.splitlines()
     assert 'flowfabric_call_seconds_bucket{le="0.0001",method="ping",outcome="ok"}' in text
-    assert sum(bound < 0.001 for bound in metrics.BUCKETS) >= 3
-    assert list(metrics.BUCKETS) == sorted(set(metrics.BUCKETS))
+    assert sum(bound < 0.001 for bound in BUCKETS) >= 3
+    assert list(BUCKETS) == sorted(set(BUCKETS))
 
 
 async def test_a_sink_that_fails_is_reported_once_and_fails_nothing(caplog: pytest.LogCaptureFixture) -> None:

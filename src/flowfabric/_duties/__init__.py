@@ -10,7 +10,9 @@ from flowfabric._duties.attempt_timeout import AttemptTimeout
 from flowfabric._duties.audit import Audit
 from flowfabric._duties.budget_reconciler import BudgetReconciler
 from flowfabric._duties.budget_reset import BudgetReset
+from flowfabric._duties.bulk_work import BulkWork
 from flowfabric._duties.cascade import Cascade
+from flowfabric._duties.child_cancel import ChildCancel
 from flowfabric._duties.delayed_promotion import DelayedPromotion
 from flowfabric._duties.duty import Duty
 from flowfabric._duties.edge_repair import EdgeRepair
@@ -42,7 +44,9 @@ __all__ = [
     "Audit",
     "BudgetReconciler",
     "BudgetReset",
+    "BulkWork",
     "Cascade",
+    "ChildCancel",
     "DelayedPromotion",
     "Duties",
     "Duty",

@@ -46,5 +46,5 @@ class BudgetReconciler(PagedDuty[Place]):
             self._reported, self._wrong = self._wrong, {}
         if page.next_id is None and page.next_spent is None:
             return page.corrected, None
-        # The one that has come to its end waits there for the other.
+        # The pass that has reached its end waits there for the other.
         return page.corrected, (page.next_id or _END, page.next_spent or _END)

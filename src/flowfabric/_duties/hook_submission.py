@@ -1,4 +1,4 @@
-"""Hook submission: submit the tasks that want to know about a failure or an escalation."""
+"""Hook submission: submit the tasks that executions name for a failure or an escalation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long duties sleep at most: what an argument says, else the environment, else each duty itself."""
+"""How long duties sleep at most: set by an argument, else by the environment, else by each duty itself."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Leadership:
             self._set(name, event, name in found and found[name].is_ours)
         if any(event.is_set() for event in self.leads.values()):
             return _LEASE.total_seconds() / 3
-        # Of a lease that seems longer the server's clock was set back; its holder renews it in time, or died.
+        # If a lease seems longer, the server's clock was set back; its holder renews it in time, or died.
         left = min(_LEASE, *(lead.left for lead in found.values()))
         return left.total_seconds() + random.uniform(0.05, _SPREAD)  # noqa: S311 - spreads them
 

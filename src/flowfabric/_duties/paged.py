@@ -13,11 +13,11 @@ Place = TypeVar("Place")
 
 
 class PagedDuty(Duty, Generic[Place]):
-    """Continues where its last round ended, and at the end begins again: a round costs the same whatever is stored.
+    """Each round continues where the last one ended, at the first page after the last: its cost is bounded.
 
-    After a page that finds something comes the next, and the first one after the last. Another page that finds nothing
-    ends the round; in a duty that has to be in time, `allowance` seconds of them do. A page that fails ends it too, and
-    the next round begins elsewhere.
+    A round reads on while pages find something, and past the last page, until it has read everything. Any other page
+    that finds nothing ends it; a duty that has to be in time reads on for `allowance` seconds. A page that fails
+    ends the round too, and the next one begins elsewhere.
     """
 
     batch = 100
@@ -26,10 +26,10 @@ class PagedDuty(Duty, Generic[Place]):
 
     def __init__(self, engine: Engine, *, filter: ScannerFilter | None = None) -> None:  # noqa: A002
         super().__init__(engine, filter=filter)
-        self.place = self.anywhere()  # those that led before may never have come to the end
+        self.place = self.anywhere()  # earlier leaders may never have reached the end
 
     def anywhere(self) -> Place | None:
-        """Return where a process begins, and where it continues after a page that failed: a page may fail each time."""
+        """Return where a process begins, and where it continues after a page that failed, and may fail every time."""
         return None
 
     async def page(self, after: Place | None) -> tuple[int, Place | None]:

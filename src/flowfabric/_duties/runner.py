@@ -73,9 +73,9 @@ class TimerRunner(Duty):
         return await proceed()  # the rounds of its duties are what counts
 
     async def _with_work(self) -> list[WokenDuty]:
-        # What was handled stays in the index as long as an old snapshot anywhere may see it: polls start after it. A
-        # row of a transaction that ended more than a minute later is found by the rare polls that start from the
-        # beginning, which take a hundredth of the time.
+        # Handled rows stay in the index as long as an old snapshot anywhere may see them: polls start after them. The
+        # rare polls that start from the beginning, which take a hundredth of the time, find a row whose transaction
+        # ended more than a minute later.
         begun = time.monotonic()
         from_the_beginning = begun >= self._read_all_at
         if from_the_beginning:
@@ -100,8 +100,9 @@ class Duties:
     """All duties of a process: `async with Duties(engine): ...`. Any number of processes may; one of them leads.
 
     `intervals` says how long duties sleep at most: `{"audit": timedelta(minutes=5)}`, from 0.1 seconds to a day.
-    Else `FLOWFABRIC_<DUTY>_INTERVAL` in the environment says it, where duties of other programs are passed over. Duties
-    that are woken when something is due share one loop, which sleeps no longer than the shortest of their intervals.
+    By default `FLOWFABRIC_<DUTY>_INTERVAL` in the environment does; names that this process does not know are logged
+    and ignored there. Duties that are woken when something is due share one loop, which sleeps no longer than the
+    shortest of their intervals.
 
     With a `filter`, duties act on matching executions only. `limit_opening` does not run then, because a limit is due
     for all tenants. `unblock` makes matching executions claimable instead: each of its rounds looks at limits for 0.2
@@ -119,7 +120,7 @@ class Duties:
     ) -> None:
         given = intervals_of(intervals, duties)
         made = [duty(engine, filter=filter) for duty in duties if filter is None or not duty.is_for_all]
-        second = Cascade(engine)  # of the process that leads the cascades only
+        second = Cascade(engine)  # for the process that leads only the cascades
         for duty in (*made, second):
             duty.watcher = watcher
             duty.interval = given.get(duty.name, duty.interval)
@@ -134,7 +135,6 @@ class Duties:
             self._loops.append((TimerRunner(engine, [second], given), CASCADES))
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._stack = contextlib.ExitStack()
 
     @property
     def leads(self) -> bool:
@@ -180,7 +180,6 @@ class Duties:
         """Let every duty finish its round, for `grace` at most; False if one had to be cancelled."""
         self._stopping.set()
         self._engine.detach(self)
-        self._stack.close()
         if not self._tasks:
             return True
         _, late = await asyncio.wait(self._tasks, timeout=grace.total_seconds())

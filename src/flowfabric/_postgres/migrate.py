@@ -217,7 +217,7 @@ async def _replace_functions(connection: asyncpg.Connection[Any], before: Build 
 
 
 async def _keep_or_drop(connection: asyncpg.Connection[Any], old: asyncpg.Record, before: Build | None) -> None:
-    """Keep a function that this build has not, if processes of the last build that had it are served."""
+    """Keep a function that this build does not have, if processes of the last build that had it are served."""
     last = await connection.fetchval(
         "select version from flowfabric.kept_function where signature = $1", old["signature"]
     )

@@ -151,7 +151,9 @@ SET_TAG = _value("set_tag", 4, "found")
 # Claims and leases
 
 CLAIM = _rows("claim", f"{_marks(12)}, true", CLAIMED)
-CLAIM_LANES = _rows("claim_lanes", "$1::text::text[], $2::text::integer[]" + _marks(13).removeprefix("$1, $2"), CLAIMED)
+CLAIM_LANES = _rows(
+    "claim_lanes", "$1::text::text[], $2::text::integer[], $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13", CLAIMED
+)
 SLEEP_FOR_WORK = _value("sleep_for_work", 7, "until")
 REGISTER_SERVICE = _value("register_service", 4, "service")
 RENEW = _rows("renew", 8, VERDICT)
@@ -381,6 +383,26 @@ DUE_CANCELLATIONS = _rows("due_cancellations", 2, "partition, flow_id, backlog")
 
 # Limits and quotas
 
+FIND_LIMITS = _rows("find_limits", 2, "what, name, id, key")
+_HELD = (
+    "id, kind, lane, namespace, limit_id, limit_key, rank, created_at, blocked_at, retry_at,"
+    " needs::text as needs, detail"
+)
+LIST_HELD = _rows("list_held", 16, _HELD)
+READ_HELD = _rows("read_held", 2, _HELD)
+COUNT_HELD = _rows("count_held", 1, "lane, limit_id, what, name, held")
+COUNT_DENIALS = _rows("count_denials", 2, "denied_at, lane, reason, dimension, count")
+READ_DENIALS = _rows("read_denials", 0, "reason, dimension, count")
+FIND_UNREPORTED = _rows("find_unreported", 1, "name")
+READ_DECLARED_LIMITS = _rows("read_declared_limits", 1, "name, digest")
+NOTE_DECLARED_LIMITS = _value("note_declared_limits", 2, "noted")
+BIND_LIMIT = _value("bind_limit", 8, "code")
+UNBIND_LIMIT = _value("unbind_limit", 7, "existed")
+LIST_BINDINGS = _rows(
+    "list_bindings",
+    4,
+    "id, what, limit_id, name, lane, kind, namespace, tag, value, flow_kind, is_declared, created_at",
+)
 UNBLOCK_LIMITED = _rows("unblock_limited", 7, "promoted, looked, failed, message, last_limit, last_key")
 CREATE_QUOTA_POLICY = _value("create_quota_policy", 7, "code")
 UPDATE_QUOTA_POLICY = _value("update_quota_policy", 6, "code")
@@ -422,27 +444,6 @@ FIND = _rows("find", 17, _INFO)
 FIND_IDS = _rows("find_ids", 6, "id, is_flow, kind, state, summary, created_at")
 
 # Lanes
-
-FIND_LIMITS = _rows("find_limits", 2, "what, name, id, key")
-_HELD = (
-    "id, kind, lane, namespace, limit_id, limit_key, rank, created_at, blocked_at, retry_at,"
-    " needs::text as needs, detail"
-)
-LIST_HELD = _rows("list_held", 16, _HELD)
-READ_HELD = _rows("read_held", 2, _HELD)
-COUNT_HELD = _rows("count_held", 1, "lane, limit_id, what, name, held")
-COUNT_DENIALS = _rows("count_denials", 2, "denied_at, lane, reason, dimension, count")
-READ_DENIALS = _rows("read_denials", 0, "reason, dimension, count")
-FIND_UNREPORTED = _rows("find_unreported", 1, "name")
-READ_DECLARED_LIMITS = _rows("read_declared_limits", 1, "name, digest")
-NOTE_DECLARED_LIMITS = _value("note_declared_limits", 2, "noted")
-BIND_LIMIT = _value("bind_limit", 8, "code")
-UNBIND_LIMIT = _value("unbind_limit", 7, "existed")
-LIST_BINDINGS = _rows(
-    "list_bindings",
-    4,
-    "id, what, limit_id, name, lane, kind, namespace, tag, value, flow_kind, is_declared, created_at",
-)
 
 REGISTER_LANES = _value("register_lanes", 1, "made")
 LIST_LANES = _rows("list_lanes", 2, "name, state, registered_at, registered_by")

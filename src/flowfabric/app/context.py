@@ -195,8 +195,8 @@ class Context(Facts):
     async def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run a function once and store its result, under this name and the number of its uses in this run.
 
-        A finished step never runs again; a step that a crash interrupted does. An exception is kept for the rest of
-        this run of the handler and forgotten when the task is retried. A synchronous function runs in a thread.
+        A finished step never runs again; a step that a crash interrupted does. An exception is kept, and raised again
+        when the handler re-runs, until the task is retried. A synchronous function runs in a thread.
         `step_with` gives a step its own retries and timeout. A step, a sleep or a submission inside the function is
         part of it and not recorded separately. `was` is an earlier name of the step: executions that recorded it under
         that name continue. (To pass an argument `was` to the function, use `step_with()`.)

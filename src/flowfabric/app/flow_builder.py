@@ -129,7 +129,7 @@ class Flow:
     def member(self, execution_id: str | ExecutionId, name: str = "") -> AnyNode:
         """Return an existing node of the flow, for new nodes to come after or to use its result."""
         if self.grows is None:
-            raise InvalidInput("the flow does not exist yet", field="member", allowed="what `add` gave")
+            raise InvalidInput("the flow does not exist yet", field="member", allowed="the node that `add` returned")
         found = parse_execution_id(execution_id)
         return self._old.setdefault(str(found), AnyNode(self, name or str(found), None, found))
 

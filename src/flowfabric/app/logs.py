@@ -13,7 +13,7 @@ _OF_TASKS = "flowfabric.task"
 class EmitHandler(logging.Handler):
     """Emits the records that a running task logs, in its steps too, as frames of the type `log`; others are ignored.
 
-    They keep their place among other emissions. It never waits: while the buffer of the execution is full, lines are
+    They stay in order with other frames. It never waits: while the buffer of the execution is full, lines are
     dropped, and a line says how many. Long ones are cut. A handler that runs again after a wait logs again.
     """
 

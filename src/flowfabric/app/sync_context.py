@@ -58,8 +58,8 @@ class SyncContext(Facts):
         """Run a function once, in this thread, and store its result.
 
         It is identified by this name and the number of its uses in this run. A finished step never runs again; a step
-        that a crash interrupted does. An exception is kept for the rest of this run of the handler and forgotten when
-        the task is retried. `step_with` gives a step its own retries. A step, a sleep or a submission inside the
+        that a crash interrupted does. An exception is kept, and raised again when the handler re-runs, until the task
+        is retried. `step_with` gives a step its own retries. A step, a sleep or a submission inside the
         function is part of it and not recorded separately. `was` is an earlier name of the step: executions that
         recorded it under that name continue.
         """

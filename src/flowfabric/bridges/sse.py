@@ -24,7 +24,7 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 def event(item: StreamItem, cursor: str | None = None) -> bytes:
     """Return one item as an event: its cursor as the id, its type as the event's name, its text as the data.
 
-    Bytes that are not UTF-8 are sent in base64. An emission without a type has no name either: the page receives it as
+    Bytes that are not UTF-8 are sent in base64. A frame without a type has no name either: the page receives it as
     `message`. A change of the summary is the event `summary_delta`, a `NewAttempt` is `new_attempt`, a `Gap` is `gap`,
     a `KeepAlive` a comment. The data of an item of a flow is JSON: its node, and the text. `cursor` replaces the id.
     """

@@ -84,7 +84,7 @@ def create(
             "--scope",
             "-s",
             metavar="SCOPE",
-            help="What it may do: read, submit, operate, worker or admin (all of them). Several: repeat it.",
+            help="What it may do: read, submit, operate, worker or admin (all of them).",
             show_default=False,
         ),
     ],

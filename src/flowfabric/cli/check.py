@@ -91,7 +91,7 @@ def check(
 
 
 async def _choose(engine: Engine, app: App, wanted: Filter, most: int) -> _Chosen:
-    """Choose at most so many of the matching executions, each as likely as the others."""
+    """Choose at most `most` of the matching executions, each as likely as the others."""
     from flowfabric.worker.dry_run import is_left  # noqa: PLC0415 - loads the worker
 
     chosen = _Chosen()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +34,7 @@ def cancel(
         str, typer.Option("--reason", "-r", metavar="TEXT", help="The reason, stored with the execution.")
     ] = "cancelled by an operator",
     keep_children: Annotated[
-        bool, typer.Option("--keep-children", help="Leave the tasks and flows alone that they submitted.")
+        bool, typer.Option("--keep-children", help="Do not cancel the tasks and flows that they submitted.")
     ] = False,
     yes: Yes = False,
     json: Json = False,
@@ -83,7 +82,7 @@ def fail(
     json: Json = False,
     dsn: Dsn = None,
 ) -> None:
-    """Fail an execution for good that runs, or that waits because its code changed.
+    """Fail for good an execution that runs, or that waits because its code changed.
 
     It is not retried; `replay` runs it again. Its hooks and its flow see a failure. Use `cancel` for anything else that
     has not ended.
@@ -98,7 +97,7 @@ def fail(
 
 
 def unblock(execution: Id, json: Json = False, dsn: Dsn = None) -> None:
-    """Let workers take an execution at once that is held back, because its code changed for example."""
+    """Let workers claim at once an execution that is held back, for example because its code changed."""
 
     async def work(engine: Engine) -> None:
         target = await resolve(engine, execution)
@@ -253,6 +252,8 @@ async def _replaced(
     """The arguments of an execution with some replaced, and their encoding."""
     import msgspec  # noqa: PLC0415
 
+    from flowfabric.client.node_arguments import by_name  # noqa: PLC0415
+
     try:
         context = await engine.read_execution_context(target)
     except InvalidInput:
@@ -260,13 +261,8 @@ async def _replaced(
     stored, encoding = context.input_payload, context.payload_encoding
     if app is not None:
         stored, encoding = app.codecs.open(stored, encoding, target), None
-    known: Any = {}
-    if encoding is None and stored:
-        with contextlib.suppress(msgspec.DecodeError):
-            known = msgspec.json.decode(stored)
-    is_known = encoding is None and isinstance(known, dict) and known.keys() != {"given", "wanted"}
-    if not is_known:  # encoded, or results of other nodes of a flow
-        known = {}
+    found = by_name(stored, encoding)
+    is_known, known = found is not None, found or {}
     data = msgspec.json.encode({**known, **given})
     if app is None:
         for name in given.keys() - known.keys():

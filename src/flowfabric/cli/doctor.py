@@ -85,7 +85,7 @@ def _examine(dsn: str | None, found: list[Finding]) -> None:
 
 
 async def _limits(dsn: str) -> list[Finding]:
-    """Limits that hold executions which can never pass, and budgets that executions have and none reports to."""
+    """Limits that hold executions they can never admit, and budgets to which no execution reports usage."""
     from flowfabric._postgres.diagnosis import Finding  # noqa: PLC0415
     from flowfabric.engine import Engine  # noqa: PLC0415
 

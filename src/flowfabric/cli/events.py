@@ -38,7 +38,7 @@ def events(
             "--family",
             "-f",
             metavar="NAME",
-            help="Only this family: lease, completion, operator, signal or worker. May be repeated.",
+            help="Only this family: lease, completion, operator, signal or worker.",
             show_default=False,
         ),
     ] = None,

@@ -41,7 +41,7 @@ def ls(
             "--flow",
             "-f",
             metavar="ID",
-            help="Only members of this flow: its id, or a unique end or beginning of it.",
+            help="Only nodes of this flow: its id, or a unique end or beginning of it.",
             autocompletion=_completion.flows,
             show_default=False,
         ),

@@ -33,7 +33,7 @@ Name = Annotated[
 @app.command("list")
 @default_of(app)
 def list_(wide: Wide = False, json: Json = False, dsn: Dsn = None) -> None:
-    """List all schedules, with their next and last runs."""
+    """List all schedules, with their next and last times."""
 
     async def work(engine: Engine) -> None:
         found = await _all(engine)

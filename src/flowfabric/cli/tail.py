@@ -38,7 +38,7 @@ After = Annotated[
 Live = Annotated[bool, typer.Option("--live/--no-live", help="Include best-effort output.")]
 Types = Annotated[
     list[str] | None,
-    typer.Option("--type", metavar="TYPE", help="Only emissions of this type. Repeatable.", show_default=False),
+    typer.Option("--type", metavar="TYPE", help="Only frames of this type.", show_default=False),
 ]
 Raw = Annotated[
     bool, typer.Option("--raw", help="Write the payloads as they are, and nothing else; no changes of summaries.")
@@ -197,7 +197,7 @@ def _index(attempt: int | None) -> int | None:
 
 
 class Printer:
-    """Shows items. Emissions of other types than `types` are left out, if there are any."""
+    """Shows items. Frames of other types than `types` are left out, if there are any."""
 
     def __init__(self, types: Sequence[str]) -> None:
         self._types = frozenset(types)
@@ -216,11 +216,11 @@ class Printer:
             self.other(item)
 
     def frame(self, frame: Frame) -> None:
-        """Show an emission."""
+        """Show a frame."""
         raise NotImplementedError
 
     def other(self, item: NewAttempt | Gap | KeepAlive) -> None:
-        """Show what is no emission."""
+        """Show an item that is not a frame."""
 
     def end(self) -> None:
         """End the line that is being written."""
@@ -303,7 +303,7 @@ class _Text(Printer):
             self.end()
             self._node = item.node
             many = "some" if item.missing is None else f"{item.missing:,}"
-            self._line([(f"{many} emissions are no longer kept", "expired")])
+            self._line([(f"{many} frames are no longer kept", "expired")])
 
     @property
     def _prefix(self) -> str:

@@ -193,7 +193,7 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
         return Run(made, kind=kind, connector=self._connector)
 
     async def fail(self, execution_id: str | ExecutionId, reason: str = "failed by an operator") -> None:
-        """Fail an execution for good that runs, or that waits because its code changed; it is not retried.
+        """Fail for good an execution that runs, or that waits because its code changed; it is not retried.
 
         Its hooks and its flow see a failure. Tasks and flows that it submitted continue: a replay may want them.
         """
@@ -202,7 +202,7 @@ class AsyncClient(Signalling, Budgeting, BulkSubmitting):
         )
 
     async def unblock(self, execution_id: str | ExecutionId) -> None:
-        """Let workers take an execution at once that is held back, because its code changed for example."""
+        """Let workers claim at once an execution that is held back, for example because its code changed."""
         await self.engine.unblock_execution(parse_execution_id(execution_id))
 
     async def change_priority(self, execution_id: str | ExecutionId, priority: int) -> None:

@@ -21,6 +21,7 @@ from flowfabric.values.quota import quota_policy_id_of
 from flowfabric.values.spending import NO_LIMITS, BudgetSpec, FoundLimit, Limits, QuotaSpec, changes_of
 
 if TYPE_CHECKING:
+    from flowfabric.client.connector import Graph
     from flowfabric.client.submission import Submission
     from flowfabric.engine import Engine
 
@@ -209,23 +210,11 @@ async def raise_owned(
     return await engine.update_budget(owner_id=owner, raise_by=changes_of(amounts, dimensions, "amounts"))
 
 
-class _Flow(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def grows(self) -> UUID | None: ...
-
-
-class _Nodes(_Flow, Protocol):
-    def submissions(self) -> dict[str, Submission]: ...
-
-
-def flow_kind(flow: _Flow) -> str | None:
+def flow_kind(flow: Graph) -> str | None:
     """Return the kind of a flow; None if it grows, and was given one before."""
     return flow.name if flow.grows is None else None
 
 
-async def learn_of_flow(source: Source, flow: _Nodes, changed: Mapping[str, Submission] | None) -> None:
+async def learn_of_flow(source: Source, flow: Graph, changed: Mapping[str, Submission] | None) -> None:
     """The same for the nodes of a flow; `changed` are their submissions after the middleware."""
     await learn(source, (changed or flow.submissions()).values(), flow_kind(flow))

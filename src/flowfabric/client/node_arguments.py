@@ -8,6 +8,7 @@ Results of nodes that did not succeed are left out of lists and dicts, and are n
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID
@@ -36,6 +37,17 @@ class Stored(msgspec.Struct):
 def write(given: Mapping[str, msgspec.Raw], wanted: Mapping[str, Any]) -> bytes:
     """The payload of a node."""
     return ENCODER.encode(Stored(dict(given), dict(wanted)))
+
+
+def by_name(data: bytes, encoding: str | None) -> dict[str, Any] | None:
+    """The arguments in a payload, by name; None if they are encoded, or some are results of other nodes."""
+    if encoding is not None:
+        return None
+    found: Any = {}
+    if data:
+        with contextlib.suppress(msgspec.DecodeError):
+            found = msgspec.json.decode(data)
+    return found if isinstance(found, dict) and found.keys() != {"given", "wanted"} else None
 
 
 def fill(data: bytes, inputs: Mapping[UUID, Passed], codecs: Codecs) -> bytes:

@@ -134,8 +134,8 @@ class Run(Generic[R_co]):
     ) -> StreamReader:
         """Follow what its handler emits, from the beginning or from after the `cursor` of an item.
 
-        Yields a `Frame` for each emission, a `NewAttempt` where a retry or another worker begins again, and a `Gap`
-        where emissions are no longer kept. It ends when the execution has ended and everything was read. `attempt`
+        Yields each `Frame` that was emitted, a `NewAttempt` where a retry or another worker begins again, and a `Gap`
+        where frames are no longer kept. It ends when the execution has ended and everything was read. `attempt`
         follows one attempt only, counted from 0; `live=False` leaves out best-effort frames; `keep_alive` yields a
         `KeepAlive` after that much silence. `TimedOut` after `timeout`.
         """

@@ -131,8 +131,8 @@ class SyncRun(Generic[R_co]):
     ) -> SyncStreamReader:
         """Follow what its handler emits, from the beginning or from after the `cursor` of an item.
 
-        Yields a `Frame` for each emission, a `NewAttempt` where a retry or another worker begins again, and a `Gap`
-        where emissions are no longer kept. It ends when the execution has ended and everything was read. `attempt`
+        Yields each `Frame` that was emitted, a `NewAttempt` where a retry or another worker begins again, and a `Gap`
+        where frames are no longer kept. It ends when the execution has ended and everything was read. `attempt`
         follows one attempt only, counted from 0; `live=False` leaves out best-effort frames; `keep_alive` yields a
         `KeepAlive` after that much silence. `TimedOut` after `timeout`.
         """
@@ -739,14 +739,14 @@ class Client:
         return SyncRun(self._portal, self._portal.call(self._client.fork(execution_id, before=before, payload=payload)))
 
     def fail(self, execution_id: str | ExecutionId, reason: str = "failed by an operator") -> None:
-        """Fail an execution for good that runs, or that waits because its code changed; it is not retried.
+        """Fail for good an execution that runs, or that waits because its code changed; it is not retried.
 
         Its hooks and its flow see a failure. Tasks and flows that it submitted continue: a replay may want them.
         """
         self._portal.call(self._client.fail(execution_id, reason))
 
     def unblock(self, execution_id: str | ExecutionId) -> None:
-        """Let workers take an execution at once that is held back, because its code changed for example."""
+        """Let workers claim at once an execution that is held back, for example because its code changed."""
         self._portal.call(self._client.unblock(execution_id))
 
     def change_priority(self, execution_id: str | ExecutionId, priority: int) -> None:

@@ -136,7 +136,7 @@ class Codecs:
     ) -> bytes:
         """Undo `seal`. Raises `CannotDecode`, which never shows the data.
 
-        Codecs that take `max_length` return at most so many bytes; what others return is not limited here.
+        Codecs that take `max_length` return at most that many bytes; what others return is not limited here.
         """
         if encoding is None:
             encoding = _PLAIN

@@ -180,7 +180,7 @@ def payload(
 
 
 def _unread(data: bytes) -> msgspec.Raw | None:
-    """JSON as it is. None if it is none, or has line breaks, which lines of JSON must not have."""
+    """JSON as it is. None if it is not JSON, or has line breaks, which lines of JSON must not have."""
     if b"\n" in data or b"\r" in data:
         return None
     try:

@@ -74,7 +74,7 @@ class ApiKeys(Operations):
             raise NotFound("API key", key_id)
 
     async def rotate_api_key(self, key_id: str, *, grace: timedelta = timedelta(0)) -> CreatedApiKey:
-        """Give a key another secret; id, name and rights stay. The secret before works for another `grace`."""
+        """Give a key another secret; id, name and rights stay. The previous secret works for another `grace`."""
         key = ApiKeyText.make(check_key_id(key_id))
         row = await self._row(statements.ROTATE_API_KEY, key_id, key.digest, check_duration(grace, "grace", least_ms=0))
         match row["code"]:
@@ -86,12 +86,12 @@ class ApiKeys(Operations):
                 raise refusal(code, f"key {key_id} was revoked; create another")
 
     async def read_api_key(self, key_id: str) -> StoredApiKey:
-        """Look up the id of a key; also one that no key has, so that both take the same work."""
+        """Look up the id of a key, even one that no key has, so that both cases take the same work."""
         row = await self._row(statements.READ_API_KEY, check_key_id(key_id), repeatable=True)
         return rows.stored_api_key(row)
 
     async def verify_api_key(self, key: str) -> ApiKey | None:
-        """Return the key that a text is; None if it is none, or one that was revoked or has expired."""
+        """Return the API key with this text; None if there is none, or if it was revoked or has expired."""
         given = parse_api_key(key)
         if given is None:
             return None

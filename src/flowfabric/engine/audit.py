@@ -28,7 +28,7 @@ class Audits(Operations):
         """Return the violated invariants in one partition or all: none on a sound database. It repairs nothing.
 
         `events` also compares with the event log, which is valid only while the log is complete. The cost grows with
-        what is stored; `audit_sample` is for a database that is at work.
+        what is stored; `audit_sample` is for a database in use.
         """
         found = await self._fetch(
             statements.AUDIT,

@@ -111,7 +111,7 @@ class FlowOperations(Operations):
         return None
 
     def _uuid(self, flow: tuple[int, UUID], execution_id: ExecutionId) -> UUID:
-        """The id, or that of no execution when it lies in another partition and so cannot be a member."""
+        """The id; one that no execution has if it lies in another partition and cannot be a member."""
         return execution_id if self._home(execution_id) == flow[0] else UUID(int=0)
 
     async def _edges_of(

@@ -35,7 +35,7 @@ class Bulk(Reads):
         operation: BulkOperation | str,
         filter: ExecutionFilter,  # noqa: A002 - the contract's word
     ) -> BulkPreview:
-        """Count what a bulk job would be about, up to 10,000, without changing anything."""
+        """Count the executions that a bulk job would change, up to 10,000, without changing anything."""
         what = _operation(operation)
         wanted = _checked(what, filter)
         sample: list[Any] = []

@@ -22,7 +22,7 @@ _CHUNK = 500  # executions cancelled in a transaction
 
 
 class ChildPass(Struct, frozen=True, kw_only=True):
-    """One chunk of cancelled children: of which parent (None: nothing was to be done), and whether there is more."""
+    """One chunk of cancelled children: their parent (None: there was nothing to do), and whether there is more."""
 
     parent_id: ExecutionId | None
     cancelled: int

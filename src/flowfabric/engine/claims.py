@@ -24,7 +24,7 @@ from flowfabric.values.worker import Heartbeat, Kinds, OwnWorker
 
 log = logging.getLogger("flowfabric.engine")
 LEASE_TTL = timedelta(seconds=30)
-_POLL = 1.0  # seconds between polls of a waiting claim, also without a wake-up
+_POLL = 1.0  # seconds between polls of a waiting claim, even without a wake-up
 
 
 class Claims(Operations):
@@ -310,7 +310,7 @@ def check_namespace(value: str | None) -> str | None:
 
 
 def warn_of_reclaims(claimed: Claimed) -> None:
-    """Warn at each hundredth time that an execution was taken over from a lost lease."""
+    """Warn every hundredth time an execution is taken over from a lost lease."""
     if claimed.handle.kind is HandleKind.RECLAIMED and claimed.reclaim_count % 100 == 0:
         log.warning(
             "execution %s (%s) was taken over for the %dth time: its handler may kill its worker, or block it",

@@ -55,7 +55,7 @@ class Consumers(Events):
         heartbeats: bool = False,
         redefine: bool = False,
     ) -> EventCursor:
-        """Create a durable consumer, which begins after `start`, or now. Returns its cursor, also if it exists.
+        """Create a durable consumer, which begins after `start`, or now. Returns its cursor, even if it exists.
 
         `InvalidInput` if it exists and takes other events, unless `redefine`: its cursor stays then.
         """
@@ -192,7 +192,7 @@ class Consumers(Events):
     async def list_consumers(self, *, after: str | None = None, limit: int | None = None) -> list[ConsumerRecord]:
         """All durable consumers by name, with how far behind they are and which process works.
 
-        With a `limit` only so many, after the one with the name `after`.
+        With a `limit` at most that many, after the one with the name `after`.
         """
         found = await self._fetch(
             statements.LIST_CONSUMERS,

@@ -202,7 +202,7 @@ class Edges(FlowOperations):
     ) -> list[EdgeSnapshot]:
         """Return the edges of a flow by id: all, those from `outgoing`, or those into `incoming`.
 
-        Empty for an unknown execution. With a `limit` only so many, after the edge with the id `after`.
+        Empty for an unknown execution. With a `limit` at most that many, after the edge with the id `after`.
         """
         flow = self._flow(flow_id)
         if outgoing is not None and incoming is not None:

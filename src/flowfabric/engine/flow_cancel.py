@@ -30,7 +30,7 @@ _MEMBERS = 500  # executions cancelled in a transaction
 _CEILING = timedelta(seconds=300)  # with wait=True
 _CHUNKS = 20  # of one flow before the next flow's turn
 _POLL = 0.1
-_ONE_LOOK = 1.0  # seconds allowed for closing the flow, even with a shorter wait
+_SHORTEST = 1.0  # seconds allowed for closing the flow, even with a shorter wait
 _LISTED = 1000  # members returned for a flow that was cancelled before
 
 
@@ -77,7 +77,7 @@ class FlowCancels(FlowOperations):
             raise InvalidInput(f"got {type(wait).__name__}", field="wait", allowed="a duration, True or False")
         begun = time.monotonic()
         try:
-            async with asyncio.timeout(None if budget is None else max(budget.total_seconds(), _ONE_LOOK)):
+            async with asyncio.timeout(None if budget is None else max(budget.total_seconds(), _SHORTEST)):
                 header = await self.cancel_flow_header(
                     flow_id,
                     reason=reason,

@@ -79,7 +79,7 @@ class FlowReads(FlowOperations):
     ) -> list[Member]:
         """Return the members of a flow in creation order, with their results if asked; empty for an unknown flow.
 
-        With a `limit` only so many, after the member that `member_cursor` of the last one names.
+        With a `limit` at most that many, after the member that `member_cursor` of the last one names.
         """
         _, uuid = self._flow(flow_id)
         at, after = parse_time_cursor(cursor)

@@ -156,7 +156,7 @@ class Subscription(Generic[T_co]):
         self._news.set()
 
     def _until_checkpoint(self) -> float | None:
-        """Seconds until the next checkpoint, 0: one is due; None: none is, before more was read."""
+        """Seconds until the next checkpoint; 0 if one is due, None if none will be before more is read."""
         if not self._checkpoints:
             return None
         position, at = self._told
@@ -207,7 +207,7 @@ class Subscription(Generic[T_co]):
             self._followers.attach(self)
 
     def take(self, events: Sequence[Event], cursor: EventCursor) -> bool:
-        """Get its part of what the loop read up to `cursor`; False: the queue is full, it reads the rest for itself."""
+        """Receive its part of what the loop read up to `cursor`; False: the queue is full, it reads on for itself."""
         after = self._read.position
         for event in events:
             if event.cursor.position > after:

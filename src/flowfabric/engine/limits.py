@@ -1,15 +1,15 @@
-"""Limits: which are stored by name, what they hold and denied, and which declarations of an app were stored last."""
+"""Limits by name, what they hold and what they denied, and the declarations of an app that were stored last."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
 
-from flowfabric._postgres import statements
+from flowfabric._postgres import rows, statements
 from flowfabric.engine.base import Operations, first_page
 from flowfabric.engine.checks import (
     check_batch,
@@ -27,6 +27,8 @@ from flowfabric.values.held import Denial, Denials, Held, HeldCount
 from flowfabric.values.ids import ExecutionId, FlowId, parse_execution_id, parse_flow_id, parse_uuid
 from flowfabric.values.page import Page
 from flowfabric.values.spending import FoundLimit, check_limit_name
+
+_Place = TypeVar("_Place")
 
 
 class LimitLookups(Operations):
@@ -65,7 +67,7 @@ class LimitLookups(Operations):
         target = parse_uuid(limit_id, "limit_id")
         size = check_limit(limit, 1000)
         wanted = None if key is None else check_text(key, "key")
-        place = (None, None, None, None) if cursor is None else _place(cursor)
+        place = (None, None, None, None) if cursor is None else _place(cursor, tuple[str, int, datetime, UUID])
         filters = (
             None if namespace is None else check_text(namespace, "namespace"),
             None if lane_ids is None else [check_lane(lane, "lane_ids") for lane in check_list(lane_ids, "lane_ids")],
@@ -80,7 +82,7 @@ class LimitLookups(Operations):
             return Page(())
         found = await self._fetch(statements.LIST_HELD, target, wanted, *place, size + 1, *filters, repeatable=True)
         return first_page(
-            [_held(row) for row in found],
+            [rows.held(row) for row in found],
             size,
             lambda last: msgspec.json.encode((last.key, last.rank, last.created_at, last.execution_id)).decode(),
         )
@@ -88,7 +90,7 @@ class LimitLookups(Operations):
     async def read_held(self, execution_id: ExecutionId) -> Held | None:
         """Return which limit holds an execution; None if none does."""
         found = await self._fetch(statements.READ_HELD, *self._at(parse_execution_id(execution_id)), repeatable=True)
-        return _held(found[0]) if found else None
+        return rows.held(found[0]) if found else None
 
     async def count_held(self, *, limit: int = 10_000) -> list[HeldCount]:
         """Return how many executions limits hold, by lane and limit; at most `limit` are counted."""
@@ -187,12 +189,12 @@ class LimitLookups(Operations):
         """Return which submissions get which limits; with `limit_id` only those of this budget or quota."""
         target = None if limit_id is None else parse_uuid(limit_id, "limit_id")
         size = check_limit(limit, 1000)
-        place = (None, None) if cursor is None else _binding_place(cursor)
+        place = (None, None) if cursor is None else _place(cursor, tuple[UUID, UUID])
         if size == 0:
             return Page(())
         found = await self._fetch(statements.LIST_BINDINGS, target, *place, size + 1, repeatable=True)
         return first_page(
-            [_binding(row) for row in found],
+            [rows.binding(row) for row in found],
             size,
             lambda last: msgspec.json.encode((last.limit_id, last.binding_id)).decode(),
         )
@@ -204,51 +206,9 @@ def _scope(bind: object) -> tuple[str | None, ...]:
     return bind.lane, bind.kind, bind.namespace, *(bind.tag or (None, None)), bind.flow
 
 
-def _binding(row: Any) -> Binding:
-    return Binding(
-        binding_id=row["id"],
-        what=row["what"],
-        limit_id=row["limit_id"],
-        name=row["name"],
-        bind=Bind(
-            lane=row["lane"],
-            kind=row["kind"],
-            namespace=row["namespace"],
-            tag=None if row["tag"] is None else (row["tag"], row["value"]),
-            flow=row["flow_kind"],
-        ),
-        is_declared=row["is_declared"],
-        created_at=row["created_at"],
-    )
-
-
-def _binding_place(cursor: object) -> tuple[UUID, UUID]:
+def _place(cursor: object, form: type[_Place]) -> _Place:
     try:
-        return msgspec.json.decode(check_text(cursor, "cursor", 2048), type=tuple[UUID, UUID])
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        raise InvalidInput(f"got {cursor!r}", field="cursor", allowed="the next_cursor of a page") from None
-
-
-def _held(row: Any) -> Held:
-    return Held(
-        execution_id=ExecutionId(row["id"]),
-        execution_kind=row["kind"],
-        lane_id=row["lane"],
-        namespace=row["namespace"],
-        limit_id=row["limit_id"],
-        key=row["limit_key"],
-        rank=row["rank"],
-        created_at=row["created_at"],
-        blocked_at=row["blocked_at"],
-        retry_at=row["retry_at"],
-        needs={} if row["needs"] is None else msgspec.json.decode(row["needs"])["amounts"],
-        detail=row["detail"],
-    )
-
-
-def _place(cursor: object) -> tuple[str, int, datetime, UUID]:
-    try:
-        return msgspec.json.decode(check_text(cursor, "cursor", 2048), type=tuple[str, int, datetime, UUID])
+        return msgspec.json.decode(check_text(cursor, "cursor", 2048), type=form)
     except (msgspec.DecodeError, msgspec.ValidationError):
         raise InvalidInput(f"got {cursor!r}", field="cursor", allowed="the next_cursor of a page") from None
 

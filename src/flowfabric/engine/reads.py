@@ -80,7 +80,7 @@ class Reads(Operations):
         return [None if (row := by_id.get(one)) is None else rows.execution(row) for one in targets]
 
     async def read_execution_info(self, execution_id: ExecutionId) -> ExecutionInfo | None:
-        """What lists show of an execution; None for an unknown id."""
+        """Return what lists show of an execution; None for an unknown id."""
         found = await self._read(parse_execution_id(execution_id))
         return None if found is None else rows.info(found)
 
@@ -126,7 +126,7 @@ class Reads(Operations):
     ) -> list[Attempt]:
         """Every attempt, oldest first; empty for an unknown execution or before the first claim.
 
-        With a `limit` only so many, after the attempt with the index `after`.
+        With a `limit` at most that many, after the attempt with the index `after`.
         """
         target = parse_execution_id(execution_id)
         found = await self._fetch(

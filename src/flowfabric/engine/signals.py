@@ -350,7 +350,7 @@ class _NewSignal(Struct, frozen=True, kw_only=True):
 
 
 def _recorded(answer: Accepted | DuplicateSignal | Unchecked) -> Accepted | DuplicateSignal:
-    assert not isinstance(answer, Unchecked)  # only who says that it checks is asked to
+    assert not isinstance(answer, Unchecked)  # only callers that say they check get one
     return answer
 
 

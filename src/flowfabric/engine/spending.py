@@ -286,8 +286,8 @@ class Spending(Operations):
     ) -> list[ExecutionUsage]:
         """Return what an execution and all that it submitted used and hold, per execution and budget.
 
-        With the id of a flow: its members and all that they submitted. With a `limit` only so many, by the ids of
-        execution and budget, after those of `after`.
+        With the id of a flow: its members and all that they submitted. With a `limit` at most that many, by the ids
+        of execution and budget, after those of `after`.
         """
         target = parse_execution_id(execution_id)
         beyond, budget = (None, None) if after is None else after

@@ -127,7 +127,7 @@ class Steps(Operations):
     ) -> list[Step]:
         """Return the steps of up to 1,000 executions, in the order they were recorded.
 
-        With a `limit` only so many, of one execution: those after the cursor `after`, which `StepCursor.of` makes.
+        With a `limit` at most that many, of one execution, after the cursor `after`, which `StepCursor.of` makes.
         """
         check_batch(execution_ids, "execution_ids")
         targets = [parse_execution_id(one) for one in execution_ids]

@@ -72,7 +72,7 @@ class DueNow(Struct, frozen=True, kw_only=True):
 
 
 class Lead(Struct, frozen=True, kw_only=True):
-    """Whether this process leads a group of duties, and for how long that is settled."""
+    """Whether this process leads a group of duties, and for how long at least."""
 
     is_ours: bool
     left: timedelta

@@ -47,7 +47,7 @@ class Waits(Operations):
         within: timedelta | None,
         payload_schema: str | None = None,
     ) -> OpenWait:
-        """The waitpoints of a task's wait, made and remembered under a name; or those that are remembered already.
+        """Make the waitpoints of a task's wait and record them under a name, or return those recorded before.
 
         `payload_schema` is the JSON schema that senders check payloads with.
         """

@@ -224,7 +224,7 @@ class Workers(Operations):
         return [rows.uncovered(row) for row in await self._fetch(statements.LIST_UNCOVERED, size, repeatable=True)]
 
     async def judge_routes(self) -> int:
-        """Look which routes with waiting executions no live worker covers; returns how many verdicts changed.
+        """Store a verdict on each route with waiting executions that no live worker covers; returns how many changed.
 
         The duty `unblock` calls it, beside the claims that find nothing and the workers that come and go.
         """

@@ -20,7 +20,9 @@ from flowfabric.middleware.base import (
 from flowfabric.middleware.layered import layer
 from flowfabric.middleware.limits import CircuitBreaker, CircuitOpen, RateLimit, RateLimited
 from flowfabric.middleware.logs import JsonFormatter, Logging
-from flowfabric.middleware.metrics import METRICS, MemorySink, Metrics, MetricsSink, PrometheusSink, Snapshot, Timing
+from flowfabric.middleware.metrics import Metrics
+from flowfabric.middleware.series import METRICS
+from flowfabric.middleware.sinks import MemorySink, MetricsSink, PrometheusSink, Snapshot, Timing
 from flowfabric.middleware.tracing import Tracing
 from flowfabric.values.options import Options
 

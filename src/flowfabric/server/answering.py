@@ -17,7 +17,7 @@ from flowfabric.server.members import Payload
 from flowfabric.values.ids import ExecutionId, mint_uuid
 from flowfabric.values.signal import Accepted, DuplicateSignal
 
-# The same for every signal of a key: one that may choose its type would count as several sources.
+# The same for every signal of a key: a key that could choose its type would count as several sources.
 SOURCE_TYPE: Final = "operator"
 _PLAIN: Final = Codecs()
 _MOST: Final = 64 * 1024  # bytes of a payload that can be stored

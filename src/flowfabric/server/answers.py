@@ -119,7 +119,7 @@ def _next_link(call: Call, cursor: str) -> bytes:
 
 
 def union_members(tp: Any) -> tuple[Any, ...]:
-    """The types of a union; a type that is none is its only member."""
+    """The types of a union; any other type is its only member."""
     return get_args(tp) if get_origin(tp) in (Union, UnionType) else (tp,)
 
 

@@ -121,7 +121,7 @@ class TableApp(Starlette):
 
 
 def _segments(scope: ASGIScope) -> list[str]:
-    """The segments of the path below the place where the app is mounted; an encoded slash is a part of its segment."""
+    """The segments of the path below the one where the app is mounted; an encoded slash is a part of its segment."""
     skipped = 1 + str(scope.get("root_path", "")).rstrip("/").count("/")
     raw = scope.get("raw_path")
     if raw is None or b"%" not in raw:

@@ -66,8 +66,8 @@ class Answer:
     media: str | None = None
     etag: str | None = None  # of `body` by default
     target: str | None = None  # what the audit log names as the target; the path's ids by default
-    # What is left to do once the transaction is committed and its connection given back, such as waiting; it returns
-    # the answer. A kept answer is the one without it.
+    # Work after the commit, when the connection has been given back, such as waiting; it returns the answer. The
+    # answer that is kept for repeats is the one from before this work.
     then: Callable[[], Awaitable[Any]] | None = None
 
 

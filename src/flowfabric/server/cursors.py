@@ -21,7 +21,7 @@ def seal(cursor: str, *filters: Any) -> str:
 
 
 def unseal(text: str, *filters: Any) -> str:
-    """The cursor itself; refused if it is none, or belongs to a list with other filters."""
+    """The cursor itself; refused if it is not one, or belongs to a list with other filters."""
     found = _FORM.fullmatch(text)
     if found is None:
         raise _refused("not a cursor", "next_cursor of a page")

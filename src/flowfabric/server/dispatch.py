@@ -1,8 +1,8 @@
 """The way of one request.
 
-Route, API key, scope, rate, body limit, path and query and body as records, namespace, repeated requests, and for
-operations in the audit log one transaction with its row: only then the handler. Whatever refuses on this way is an
-answer as a problem.
+It passes, in this order: route, API key, scope, rate, body limit, path and query and body as records, namespace,
+repeated requests, and for operations in the audit log the transaction with its row. Only then its handler runs. Each of
+these may refuse it; the answer is then a problem.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The outermost layer of the server: what holds for every request, whatever it asks for.
+"""The outermost layer of the server: what applies to every request.
 
-It finds out who calls through trusted proxies, gives the request an id, refuses what is too much, limits its time, and
-tells the metrics, the access log and the trace how it ended.
+It finds out who calls through trusted proxies, gives the request an id, refuses it beyond the limits, limits its time,
+and reports its end to the metrics, the access log and the trace.
 """
 
 from __future__ import annotations

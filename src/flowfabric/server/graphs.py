@@ -140,7 +140,7 @@ class Graph:
         )
 
     def _execution(self, name: str, node: FlowNode, policy: EdgeGroupPolicy) -> NewExecution:
-        """The execution of a node. That its arguments fit the task is checked here, or when the results are known."""
+        """The execution of a node. Its arguments are checked here, or when the results among them are known."""
         return new_execution(
             self._call,
             SubmitExecution(

@@ -29,7 +29,7 @@ async def once(
     work: Callable[[Actor], Awaitable[Finished]],
     refused: Callable[[Exception], Finished],
 ) -> Finished:
-    """Answer a request with an idempotency key: by `work`, in one transaction with its answer, or as it was answered.
+    """Answer a request with an idempotency key: by `work`, in one transaction with its answer, or with the answer kept.
 
     A refusal is kept like any answer, unless a repeat may have another result: those from 500 on, 429, and 412, after
     which a caller reads again and repeats the request with the current tag.
@@ -76,7 +76,7 @@ async def once(
     try:
         return await audit.acting(call, request_id, kept_work)
     except BaseException:
-        # An answer that was kept stays, also if its commit is still under way: this waits for it.
+        # An answer that was kept stays, even if its commit is still under way: this waits for it.
         await _for_a_while(call, _forget(call, key))
         raise
 

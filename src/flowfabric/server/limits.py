@@ -51,7 +51,7 @@ class Limits:
 
 
 def more_time(scope: MutableMapping[str, Any], seconds: float | None) -> None:
-    """Let a request take so many seconds more than others; None: as long as it likes."""
+    """Let a request take this many seconds more than others; None: no limit."""
     deadline: asyncio.Timeout | None = scope.get(DEADLINE)
     if deadline is None:
         return

@@ -12,9 +12,9 @@ from flowfabric.server.problems import Problem
 def check_local(headers: Iterable[tuple[bytes, bytes]], origins: Collection[str] = ()) -> Problem | None:
     """Refuse a request that names another host than this machine, or comes from a page of another.
 
-    A page whose name leads to 127.0.0.1 names itself as the host; a form that a page sends names its origin. The page
-    of a link sends no referrer, so its origin is `null`, as is that of a sandboxed page of any site. `Sec-Fetch-Site`,
-    which no page can set, tells the two apart.
+    A page whose name resolves to 127.0.0.1 names itself as the host; a form that a page sends names its origin. The
+    page of a link sends no referrer, so its origin is `null`, as is that of a sandboxed page of any site.
+    `Sec-Fetch-Site`, which no page can set, tells the two apart.
     """
     named: list[str] = []
     is_own = False

@@ -2,7 +2,7 @@
 
 The series of engine calls, claims and duties are those of `flowfabric.middleware.METRICS`; `SERVER_METRICS` are the
 server's own. Several processes share files (the multiprocess mode of `prometheus_client`), so that every process
-answers for all of them. The gauges of the database are the same for all readers: one query, kept for a few seconds.
+reports those of all. The gauges of the database are the same for all readers: one query, kept for a few seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from flowfabric.errors import FlowFabricError
-from flowfabric.middleware.metrics import BUCKETS, CANCEL_BACKLOG, METRICS, Metric
+from flowfabric.middleware.series import BUCKETS, CANCEL_BACKLOG, METRICS, Metric
 from flowfabric.server.metrics_files import METRICS_DIRECTORY
 from flowfabric.values.gauges import Gauges
 
@@ -121,7 +121,7 @@ class ServerMetrics:
             self._child(name, labels).set(value)
 
     def change(self, name: str, by: int, labels: Mapping[str, str]) -> None:
-        """Change a gauge by so much."""
+        """Change a gauge by an amount."""
         self._child(name, labels).inc(by)
 
     def text(self, stored: Gauges | None) -> bytes:

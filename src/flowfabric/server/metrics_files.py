@@ -1,4 +1,4 @@
-"""The files in which several processes of a server keep their metrics, so that each of them answers for all.
+"""The files in which several processes of a server keep their metrics, so that each of them reports those of all.
 
 Apart from `metrics.py`, which loads the library: that reads the name of the directory when it is loaded.
 """

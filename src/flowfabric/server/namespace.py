@@ -1,4 +1,4 @@
-"""The namespace that a request names, held against those of its API key."""
+"""The namespace that a request names, compared with those of its API key."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _hooks(policy: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _listed(value: Any) -> Iterable[str]:
-    """The ids that a member names; the engine refuses what is no text."""
+    """The ids that a member names; the engine refuses values that are not text."""
     return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
 
 

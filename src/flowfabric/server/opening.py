@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 # Of all payloads that one answer shows: up to this many bytes, opening takes less time than handing it to a thread.
 SMALL: Final = 4096
-THREADS: Final = 2  # so many answers at the same time: what is opened is in memory
+THREADS: Final = 2  # answers opened at the same time: what is opened is in memory
 _Result = TypeVar("_Result")
 
 

@@ -36,7 +36,7 @@ class Within(StrEnum):
     EXECUTION = "execution"  # the path names an execution, whose namespace must be one of the key's
     FLOW = "flow"  # the path names a flow, likewise
     GIVEN = "given"  # the request names a namespace; one of the key's, which is implied if it has only one
-    ITEMS = "items"  # the handler checks each item of the request, and answers for it
+    ITEMS = "items"  # the handler checks each item of the request, and refuses it alone
     EVERY = "every"  # concerns all namespaces: only keys without namespaces
     NONE = "none"  # belongs to no namespace: every key
 
@@ -79,7 +79,7 @@ class Operation:
     limit: int = CONTROL  # bytes of the body
     repeats: Repeats = Repeats.SAFE
     made: str | None = None  # the path of what it makes, with ids of the path and of the answer: the header `Location`
-    etag: bool = False  # its record has an ETag: answers carry it, and what is no GET heeds `If-Match`
+    etag: bool = False  # its record has an ETag: answers carry it, and requests other than GET heed `If-Match`
     no_store: bool = False
     by_owner: bool = False  # only the owner of the schema may do it: it runs on the owner's connection, if there is one
     streams: bool = False  # the answer has no end of its own: no time limit, no compression

@@ -37,7 +37,7 @@ _WORDS: Final = {
 
 
 class Rate(Struct, frozen=True):
-    """So many requests per second on average, and so many at once."""
+    """How many requests per second on average, and how many at once."""
 
     per_second: float
     burst: int

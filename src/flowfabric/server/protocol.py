@@ -27,7 +27,7 @@ else:
 
 HEAD_BYTES: Final = 64 * 1024
 HEAD_SECONDS: Final = 10.0
-# Beyond the cap of connections so many more are accepted, to refuse them in words and to answer probes.
+# Connections accepted beyond the cap, to refuse them with a reason and to answer probes.
 RESERVE: Final = 64
 _UNREAD_BYTES: Final = 1024 * 1024  # of a body that is dropped; a longer one ends the connection
 _HEAD: Final = b"HTTP/1."
@@ -109,7 +109,7 @@ def protocol_class(
             return self._is_body if connection is None else connection.their_state is h11.SEND_BODY
 
         def _rest_of_body(self, size: int) -> None:
-            """Drop what nobody reads, as the request was answered without it. The next request may follow."""
+            """Drop the rest of a body whose request was answered without it. The next request may follow."""
             self._unread += size
             if not self._reads_body():
                 self._head_complete()

@@ -37,7 +37,7 @@ class Buckets:
         now = self._clock()
         left, at = self._buckets.get(name, (float(rate.burst), now))
         left = min(left + (now - at) * rate.per_second, rate.burst)
-        # A refused request takes nothing: who keeps trying gets the rate.
+        # A refused request takes nothing: a client that keeps trying still gets the rate.
         wait = 0.0 if left >= 1 else (1 - left) / rate.per_second
         self._buckets[name] = (left - 1 if not wait else left, now)
         self._buckets.move_to_end(name)

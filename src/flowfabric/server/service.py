@@ -77,7 +77,7 @@ class Service:
         self.opening = Opening()
         self.draining = asyncio.Event()  # set when the process is about to end: waiting requests are answered
         self.clients = Clients(self.draining)
-        self.leaving: set[asyncio.Task[None]] = set()  # what requests that are over have left to do
+        self.leaving: set[asyncio.Task[None]] = set()  # work that answered requests left to do
         self.limits = Limits()
         self.telemetry: Telemetry | None = None
         self.gauges: StoredGauges | None = None

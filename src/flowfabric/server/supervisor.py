@@ -69,7 +69,7 @@ class Child:
         self._ready = ready
         self.was_ready = False
         self.started_at = time.monotonic()
-        with contextlib.suppress(OSError):  # it died at once, which the next look finds
+        with contextlib.suppress(OSError):  # it died at once, which the next check finds
             self.process.stdin.write(orders + b"\n")
             self.process.stdin.flush()
 

@@ -1,7 +1,7 @@
 """Requests that arrive together are one call to the database.
 
-The first request is a call at once. Requests that arrive while calls are under way wait for the next call, which takes
-all of them: an idle server delays no request, and the busier it is, the larger the calls.
+The first request makes a call at once. Requests that arrive while calls are under way wait for the next call, which
+takes all of them: an idle server delays no request, and the busier it is, the larger the calls.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Together(Generic[Item, Found]):
             except TransportError as error:
                 _settle(taken, [error] * len(taken))
             except FlowFabricError:
-                # Refused as a whole: whose fault it is shows when each is tried alone.
+                # Refused as a whole: each item is tried alone, to find the one at fault.
                 for one in taken:
                     await self._run_alone(one)
             else:

@@ -38,7 +38,7 @@ class Passed(Struct, frozen=True, gc=False):
 
 
 class Claimed(Struct, frozen=True, kw_only=True, gc=False):
-    """A lease, and everything the worker needs to run it. `has_steps`: of a fork, whose first run finds steps."""
+    """A lease, and all that the worker needs to run the execution. `has_steps`: a fork already has recorded steps."""
 
     handle: Handle
     lease_expires_at: datetime

@@ -19,7 +19,7 @@ _MAX_TAG: Final = 4096
 class Bind(Struct, frozen=True, kw_only=True):
     """The scope of a binding: `ff.Bind(lane="gpu")`, `ff.Bind(kind="chat", tag=("plan", "free"))`.
 
-    A submission that has everything that is given gets the limit. `kind` is the name of a task, `flow` the name of a
+    Submissions that match all given parts get the limit. `kind` is the name of a task, `flow` the name of a
     flow, for its nodes.
     """
 

@@ -133,7 +133,7 @@ class HardBreach(Struct, frozen=True, kw_only=True):
 
 
 class AlreadyApplied(Struct, frozen=True, kw_only=True):
-    """The amounts were counted by an earlier call: nothing changed. `remaining` as a recorded step remembers it."""
+    """The amounts were counted by an earlier call: nothing changed. `remaining` is as it was then."""
 
     remaining: dict[str, int] = {}
 

@@ -58,7 +58,7 @@ class TimeoutOnly(Struct, frozen=True):
 
 
 class AllMet(Struct, frozen=True):
-    """Every member holds. One signal may satisfy several members."""
+    """Every member is true. One signal may satisfy several members."""
 
     members: tuple[Condition, ...]
 

@@ -183,7 +183,7 @@ class RegistryEvent(_Envelope, frozen=True, kw_only=True):
 
 
 class Checkpoint(Struct, frozen=True):
-    """No event: everything up to `cursor` was read, and what matched was delivered."""
+    """Not an event: everything up to `cursor` was read, and what matched was delivered."""
 
     cursor: EventCursor
 

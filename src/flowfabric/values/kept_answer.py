@@ -14,7 +14,7 @@ class Repeat(StrEnum):
     NEW = "new"
     UNDER_WAY = "under_way"  # the same request is being worked on
     OTHER_REQUEST = "other_request"  # the key was used for another request
-    DONE = "done"  # it was answered
+    DONE = "done"  # it has a response
 
 
 class AnswerKey(Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class AnswerKey(Struct, frozen=True, kw_only=True):
 
 
 class KeptAnswer(Struct, frozen=True, kw_only=True):
-    """The answer to an earlier request, if `repeat` is `done`. Without `status` it had a secret and was not kept."""
+    """The response to an earlier request, if `repeat` is `done`. Without `status` it had a secret and was not kept."""
 
     repeat: Repeat
     status: int | None = None

@@ -28,7 +28,7 @@ class QuotaPolicyCreated(Struct, frozen=True):
 
 
 class QuotaPolicyExists(Struct, frozen=True):
-    """The policy existed; nothing changed, also if its numbers differ."""
+    """The policy existed; nothing changed, even if its numbers differ."""
 
     quota_policy_id: QuotaPolicyId
 
@@ -119,7 +119,7 @@ class QuotaRound(Struct, frozen=True, kw_only=True):
 
 
 class UnblockRound(Struct, frozen=True, kw_only=True):
-    """One page of the duty `unblock`: how many executions became claimable, how many limits it looked at, or failed."""
+    """One page of the duty `unblock`: how many executions became claimable, how many limits were checked, or failed."""
 
     promoted: int
     looked: int

@@ -195,7 +195,7 @@ class NewAttempt(Struct, frozen=True, kw_only=True):
 
 
 class Gap(Struct, frozen=True, kw_only=True):
-    """In `run.stream()`: emissions are missing here, because newer ones displaced them before they were read.
+    """In `run.stream()`: frames are missing here, because newer ones displaced them before they were read.
 
     `missing` is how many; None if that is not known, and there may be none.
     """
@@ -215,14 +215,14 @@ StreamItem: TypeAlias = Frame | NewAttempt | Gap | KeepAlive
 
 
 class Position(Struct, frozen=True, order=True):
-    """A place between the frames of a stream."""
+    """A position between the frames of a stream."""
 
     ms: int
     n: int
 
     @property
     def following(self) -> Position:
-        """The lowest place above."""
+        """The lowest position above it."""
         if self.n < _LAST:
             return Position(self.ms, self.n + 1)
         return Position(self.ms + 1, 0) if self.ms < _LAST else END

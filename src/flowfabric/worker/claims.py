@@ -28,7 +28,7 @@ log = logging.getLogger("flowfabric.worker")
 _FIRST_PAUSE = 0.2
 _MAX_PAUSE = 5.0
 _FEW = 8
-_SECOND_LOOK = 0.05  # seconds after the poll that follows an announcement
+_SECOND_POLL = 0.05  # seconds after the poll that follows an announcement
 _LONG_SLEEP = 10.0  # seconds that a worker without work announces at a time
 _DENIED_LONG = 0.2  # seconds after which a claim that moves denied executions aside returns without having seen all
 _OVERLAP = 0.25  # seconds that an announcement lasts longer than its sleep, so that there is no gap before the next
@@ -46,7 +46,7 @@ class Claims:
         self._asleep: datetime | None = None  # until when submissions see that this worker sleeps
         self._announced_until = 0.0
         self._announced_on = -1  # the listener's connection number
-        self._next_look = 0.0
+        self._next_poll = 0.0
         self._has_slept = False  # before this round
         self._shares = Shares(worker.lanes)
         self._kinds = worker.serving
@@ -201,8 +201,8 @@ class Claims:
                 now = time.monotonic()
             # A transaction that looked for sleeping workers before the announcement may commit after our poll:
             # polls at growing intervals find its submission.
-            pause = min(max(self._announced_until - now, 0.01), self._next_look, worker.poll)
-            self._next_look *= 5
+            pause = min(max(self._announced_until - now, 0.01), self._next_poll, worker.poll)
+            self._next_poll *= 5
         elif now - asked >= _DENIED_LONG:
             pause = min(pause, now - asked)  # there may be work behind what is denied; a server that is just slow rests
         if self.idle_since is None:
@@ -242,7 +242,7 @@ class Claims:
             )
             worker.registration.beaten(now, outcome)
         if not sleeps_on:
-            self._next_look = _SECOND_LOOK
+            self._next_poll = _SECOND_POLL
         self._announced_until, self._announced_on = now + span, connection
         return sleeps_on and time.monotonic() - before < _OVERLAP and connection == self._connection
 

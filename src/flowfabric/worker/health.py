@@ -16,7 +16,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from flowfabric.errors import InvalidInput
-from flowfabric.middleware.metrics import MemorySink, Metric, Metrics
+from flowfabric.middleware.metrics import Metrics
+from flowfabric.middleware.series import Metric
+from flowfabric.middleware.sinks import MemorySink
 from flowfabric.values.durations import counted
 
 if TYPE_CHECKING:

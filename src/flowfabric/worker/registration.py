@@ -1,6 +1,6 @@
 """The worker's row in the registry: it says who is there, and what this worker serves.
 
-The second thread registers, keeps the registration alive and removes it, also while handlers block the loop.
+The second thread registers, keeps the registration alive and removes it, even while handlers block the loop.
 A heartbeat is part of a call that the worker makes anyway, an announcement of a sleep or a renewal of leases, and is a
 call of its own only if there is none in time.
 """

@@ -253,7 +253,7 @@ class Worker:
             since = self._claims.idle_since
             if since is not None and not self._running and time.monotonic() - since >= quiet:
                 await self.reports.flushed()
-                # What was reported last may have made other work claimable: a parent continues after its child.
+                # The last report may have made other work claimable: a parent continues after its child.
                 await self._claims.look()
                 if self._claims.idle_since == since and not self._running:
                     return
@@ -262,8 +262,8 @@ class Worker:
     async def claim_from_grant(self, grant: ClaimGrant | Granted | ReclaimGranted) -> ExecutionId:
         """Consume a grant that a scheduler gave this worker, and run its handler; returns once it starts.
 
-        `WorkerAtCapacity` without a free slot: the grant is not touched, and good until it expires. `Contention` if the
-        grant is no longer good. The scheduler asked with `engine.claim_for_worker` and this worker's `worker_id`.
+        `WorkerAtCapacity` without a free slot: the grant is untouched and valid until it expires. `Contention` if the
+        grant is no longer valid. The scheduler asked with `engine.claim_for_worker` and this worker's `worker_id`.
         """
         if isinstance(grant, Granted | ReclaimGranted):
             grant = grant.grant
@@ -278,7 +278,7 @@ class Worker:
         main.run(self)
 
     def code_changed(self, running: Running, problem: str) -> None:
-        """Tell that an execution does not fit this worker's code."""
+        """Report that an execution does not fit this worker's code."""
         told.changed(running, problem)
 
     async def _drain(self) -> None:

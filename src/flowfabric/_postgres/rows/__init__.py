@@ -18,6 +18,7 @@ from flowfabric._postgres.rows.executions import (
 )
 from flowfabric._postgres.rows.flows import edge, flow_info, flow_snapshot, flow_summary, found_id
 from flowfabric._postgres.rows.lanes import lane, lane_stats
+from flowfabric._postgres.rows.limits import binding, held
 from flowfabric._postgres.rows.quotas import quota_key, quota_policy
 from flowfabric._postgres.rows.schedules import due_schedule, schedule
 from flowfabric._postgres.rows.server import api_key, audit_entry, bulk_job, failure_group, stored_api_key
@@ -45,6 +46,7 @@ __all__ = [
     "appended",
     "attempt",
     "audit_entry",
+    "binding",
     "budget",
     "bulk_job",
     "by_place",
@@ -65,6 +67,7 @@ __all__ = [
     "flow_summary",
     "found_id",
     "frame",
+    "held",
     "info",
     "lane",
     "lane_stats",

@@ -175,7 +175,7 @@ def _show_facts(seen: Seen) -> None:
 
 
 def _part(seen: Seen) -> str:
-    """How much of the output is shown: the newest durable emissions."""
+    """How much of the output is shown: the newest durable frames."""
     shown = len(seen.frames)
     return "" if shown == seen.frame_count else f", the last {shown} of {counted(seen.frame_count, 'frame')}"
 

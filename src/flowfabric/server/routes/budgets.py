@@ -126,7 +126,7 @@ async def list_budgets(call: Call) -> Page:
 
 
 async def create_budget(call: Call) -> Answer:
-    """Create a budget. One that exists is left as it is, also if its definition differs.
+    """Create a budget. One that exists is left as it is, even if its definition differs.
 
     A dimension is any name: `tokens`, `cost_micros`, `calls`. Without a `budget_id` the name decides it. The budgets
     of a namespace are those that keys of this namespace see and change.

@@ -44,7 +44,7 @@ class ChangeMany(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 async def cancel_many(call: Call) -> Answer:
     """Cancel everything that matches.
 
-    202 with a job that the servers and workers run in chunks, whatever happens to this one; executions submitted
+    202 with a job that the servers and workers run in chunks, even if this server stops; executions submitted
     later are left out. With `dry_run` 200, how many match (exactly up to 10,000), and a sample.
     """
     return await _begin(call, BulkOperation.CANCEL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from flowfabric._taxonomy import BY_KIND
+from flowfabric.client.node_arguments import by_name
 from flowfabric.contracts import json_form
 from flowfabric.errors import Contention, ExecutionNotActive, InvalidInput, Unavailable
 from flowfabric.server import problems, visible
@@ -181,13 +181,8 @@ async def _replaced(call: Call, target: ExecutionId, given: dict[str, Any]) -> t
         named = encoding
         sealed = stored
         stored, encoding = await call.service.opening.run(len(sealed), lambda: codecs.open(sealed, named, target)), None
-    known: Any = {}
-    if encoding is None and stored:
-        with contextlib.suppress(msgspec.DecodeError):
-            known = msgspec.json.decode(stored)
-    is_known = encoding is None and isinstance(known, dict) and known.keys() != {"given", "wanted"}
-    if not is_known:  # encoded, or results of other nodes of a flow
-        known = {}
+    found = by_name(stored, encoding)
+    is_known, known = found is not None, found or {}
     payload = msgspec.json.encode({**known, **given})
     task = None if app is None else app.find_task(context.execution_kind)
     if task is not None:
@@ -251,7 +246,7 @@ async def block_execution(call: Call) -> Blocked:
 
 
 async def unblock_execution(call: Call) -> Changed:
-    """Let workers take an execution at once that is held back."""
+    """Let workers claim at once an execution that is held back."""
     return await call.engine.unblock_execution(
         call.path["execution_id"], expected_blocking_reason=call.body.expected_blocking_reason
     )

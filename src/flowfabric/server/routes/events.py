@@ -66,8 +66,8 @@ async def follow_events(call: Call) -> EventStream:
 async def page_events(call: Call) -> Page:
     """Read the event log page by page, oldest first.
 
-    `next_cursor` is always set, and continues, also later: a page without items is the end of the log for now, or
-    50,000 events that do not match.
+    `next_cursor` is always set and continues the list, now or later: a page without items is the end of the log for
+    now, or 50,000 events that do not match.
     """
     asked: PageEvents = call.query
     after, name = (asked.after, "after") if asked.cursor is None else (asked.cursor, "cursor")

@@ -188,8 +188,8 @@ async def _check_known(call: Call, item: NewExecution, made: Created | Duplicate
 async def submit_batch(call: Call) -> BatchSubmitted:
     """Submit up to 1,000 executions.
 
-    Every item has its own answer, in their order: `created`, `duplicate`, or `refused` with its problem. The others are
-    stored whatever becomes of one. A key of one namespace need not name it; one of several has to, in every item.
+    Every item has its own answer, in their order: `created`, `duplicate`, or `refused` with its problem. A refused item
+    does not affect the others. A key of one namespace need not name it; one of several has to, in every item.
     """
     given: list[SubmitExecution] = call.body.items
     answers: list[CreatedItem | DuplicateItem | RefusedItem | None] = [None] * len(given)

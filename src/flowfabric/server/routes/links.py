@@ -120,7 +120,7 @@ async def answer_link(call: Call) -> Answer:
     except (UnknownWaitpoint, TokenMismatch):
         raise _gone(call) from None
     except (FlowFabricError, Problem) as error:
-        # Only who has a link that is open learns what is wrong with the answer.
+        # Only a sender whose link is open learns what is wrong with the answer.
         if not is_open or error.family == "state" or error.kind == "invalid_token":
             raise _gone(call) from None
         if isinstance(error, InvalidInput) and error.field == "signal_name":
@@ -242,7 +242,7 @@ async def _waitpoint(call: Call, callback: Callback) -> PendingWaitpoint | None:
 
 
 def _check_origin(call: Call) -> None:
-    """Refuse a form that another site's page sends. Who has the link could open it; no page needs to post to it."""
+    """Refuse a form that another site's page sends: people open the link itself, no other page needs to post to it."""
     if not (_is_form(call) or _is_browser(call)):
         return
     site = call.request.headers.get("sec-fetch-site")
@@ -309,7 +309,7 @@ def template() -> Template:
 
 
 def wants_html(accept: str) -> bool:
-    """Whether a header `Accept` prefers a page. Who takes anything is a program."""
+    """Whether a header `Accept` prefers a page. A client that takes anything is a program."""
     best = {"html": 0.0, "json": 0.0}
     for part in accept.lower().split(","):
         media, *parameters = (one.strip() for one in part.split(";"))

@@ -85,7 +85,7 @@ class RejectExecution(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ShownToken(Struct, frozen=True, kw_only=True):
     """The right to signal one waitpoint. `link` is None unless the server knows its public address.
 
-    The path of the link is `/w/` and the `callback`, also then.
+    The path of the link is `/w/` and the `callback`, even then.
     """
 
     execution_id: ExecutionId
@@ -140,11 +140,11 @@ async def read_waitpoint_token(call: Call) -> ShownToken:
 async def signal_execution(call: Call) -> Accepted | DuplicateSignal:
     """Send a signal to an execution that waits.
 
-    Without `waitpoint_id` it reaches the open waitpoint with the key `key`; an execution that waits at one only needs
-    none. With `waitpoint_id` it needs the token too. The sender is the API key, by its name. The payload must fit what
-    the task waits for, otherwise the signal is refused (422) and nothing is recorded. 404: no such waitpoint is open,
-    because it was answered, or the execution does not wait yet or has ended. `Idempotency-Key`: the same key at the
-    same waitpoint is the same signal.
+    Without `waitpoint_id` it reaches the open waitpoint with the key `key`; an execution that waits at a single one
+    needs no `key`. With `waitpoint_id` it needs the token too. The sender is the API key, by its name. The payload must
+    fit what the task waits for, otherwise the signal is refused (422) and nothing is recorded. 404: no such waitpoint
+    is open, because it was answered, or the execution does not wait yet or has ended. `Idempotency-Key`: the same key
+    at the same waitpoint is the same signal.
     """
     body = call.body
     if (body.waitpoint_id is None) != (body.waitpoint_token is None):
@@ -179,7 +179,7 @@ async def signal_execution(call: Call) -> Accepted | DuplicateSignal:
 async def approve_execution(call: Call) -> Accepted | DuplicateSignal:
     """Send the signal `approved` to an execution that waits.
 
-    Who approves is the API key, by its name. A second approval by the same key is a duplicate and does not count as
+    The approver is the API key, by its name. A second approval by the same key is a duplicate and does not count as
     another person. 404: no waitpoint is open.
     """
     return await _decide(call, "approved", call.body.payload)

@@ -60,7 +60,7 @@ class Turn:
         self._order._leave(self)
 
 
-# The call that a branch is in. What middleware does there is part of it, also in a task of its own.
+# The call that a branch is in. The work of middleware there is part of it, even in a task of its own.
 _call: ContextVar[Turn | None] = ContextVar("flowfabric_call", default=None)
 
 

@@ -51,7 +51,7 @@ async def record_end(running: Running, step: NewStep) -> Turn | None:
 
 
 async def ended(running: Running, name: str, use: int, kind: Literal["sleep", "wait"], known: Step | None) -> None:
-    """Wait for the turn of a sleep or a wait that has ended. That is recorded with the next thing that is."""
+    """Wait for the turn of a sleep or a wait that has ended. Its end is recorded with the next record."""
     if known is not None and known.place is not None:
         await come(running, known)
     else:

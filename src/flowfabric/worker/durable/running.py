@@ -141,7 +141,7 @@ class Running:
         # The gate at which a synchronous handler waits, until it has unwound.
         self.unwound_at: Gate | None = None
         self.needs: Needs | None = None  # of a synchronous handler that pauses for a budget
-        self.breach: BudgetExceeded | None = None  # of a task that fails for it, also if the handler catches it
+        self.breach: BudgetExceeded | None = None  # of a task that fails for it, even if the handler catches it
         self.steps = 0  # that have begun and are not recorded yet
         self._lag = time.monotonic() - claimed_at
         self.loaded_memory: Memory | None = None

@@ -91,7 +91,7 @@ async def wait_for(running: Running, request: WaitRequest, opened: OpenWait | No
         if outcome != "given_up":
             await running.ended(request.name, use, "wait", known)
     except asyncio.CancelledError as error:
-        # A wait that the handler cancels has ended, also in every later run, even if signals arrive meanwhile.
+        # A wait that the handler cancels has ended, in every later run too, even if signals arrive meanwhile.
         if not running.is_cancelled and not running.is_parked and error.args != (HANDLER_ENDED,):
             running.tasks.has_cancelled = True
             # A run that has not asked for all that was recorded may be of changed code: it ends no wait for good.

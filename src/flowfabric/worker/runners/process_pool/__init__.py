@@ -1,12 +1,6 @@
 """A pool of child processes for handlers that keep a CPU busy."""
 
-from flowfabric.worker.runners.process_pool.errors import (
-    ChildDied,
-    ChildTraceback,
-    PoolClosed,
-    RemoteError,
-    child_traceback,
-)
+from flowfabric.worker.runners.process_pool.errors import ChildDied, ChildTraceback, PoolClosed, RemoteError
 from flowfabric.worker.runners.process_pool.main_module import is_loading_main
 from flowfabric.worker.runners.process_pool.pool import ProcessPool
 
@@ -16,6 +10,5 @@ __all__ = [
     "PoolClosed",
     "ProcessPool",
     "RemoteError",
-    "child_traceback",
     "is_loading_main",
 ]

@@ -55,11 +55,6 @@ class ChildTraceback(Exception):
         return f"\n{self.text}"
 
 
-def child_traceback(error: BaseException) -> str | None:
-    """Return the traceback in the process that raised `error`; None for an error of this process."""
-    return error.__cause__.text if isinstance(error.__cause__, ChildTraceback) else None
-
-
 class ChildFailure(Struct, frozen=True):
     """The exception of a function: as text, and pickled if possible."""
 

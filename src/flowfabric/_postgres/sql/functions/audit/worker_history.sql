@@ -1,4 +1,4 @@
--- audit_worker_history: A worker registers, and then disappears once: it is marked dead or swept, and else registered.
+-- audit_worker_history: A worker registers, and then disappears once: it is marked dead or swept; until then it is registered.
 create or replace function flowfabric.audit_worker_history(
     p_low integer, p_high integer, p_from uuid, p_to uuid) returns setof flowfabric.violation
 language sql stable as $$

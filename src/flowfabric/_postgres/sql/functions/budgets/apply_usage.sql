@@ -9,8 +9,8 @@
 -- Locks    the executions, by partition and id; then the budgets, by id.
 -- Returns  one row per item: ok, soft, hard, applied, reserved, cancelled, or the reason it was refused.
 -- Parts    usage_amounts, usage_budgets and known_keys read what the items concern; then one item after the other, in memory:
---          refused, settled (settle_in), held or counted; soft_breach and with_remaining answer; write_heads, write_used and
---          their neighbours store what changed, once per call.
+--          refused, settled (settle_in), held or counted; soft_breach and with_remaining make the results; write_heads,
+--          write_used and their neighbours store what changed, once per call.
 -- The loop over the items is one body because each item reads and changes what those before it left in memory: heads, keys,
 -- places, reservations. A function for a part of it would receive and return all of these, copied for every item; and the
 -- whole loop begins again when it meets a reservation whose lease ended. Single reports do not come here (report_one).
@@ -36,7 +36,7 @@ declare
     v_before flowfabric.budget_head[]; h flowfabric.budget_head[];
     v_reserves boolean := coalesce(array['reserve', 'settle', 'cancel'] && p_op, false);
     -- reservations of items, sorted by budget; the range of each item
-    x_res flowfabric.reservation[]; x_item integer[]; x_no integer[];
+    x_res flowfabric.reservation[]; x_item integer[];
     x_first integer[]; x_last integer[];
     v_looked boolean := false;      -- reservations whose lease ended were given back or charged
     v_dead uuid[];

@@ -1,7 +1,7 @@
 -- create_owned: the budgets that new executions own, as their policies define them; the id of the execution is that of its
 -- budget
 --
--- Called by insert_executions for executions with limits. Nobody else knows these budgets yet, so nothing waits.
+-- Called by insert_executions for executions with limits. No other transaction knows these budgets yet, so nothing waits.
 create or replace function flowfabric.create_owned(
     p_partition integer[], p_id uuid[], p_code text[], p_policy text[], p_now timestamptz)
 returns void

@@ -1,7 +1,7 @@
 -- end_reservations: leases end: their reservations are given back, or charged if the leases are lost
 --
--- Called by whatever ends a lease, under the locks of the executions, if one of them ever held something. It never waits
--- for a budget, and a damaged one keeps no execution from its end: the duty does what is left (collect_ended).
+-- Called by every call that ends a lease, under the locks of the executions, if one of them ever held something. It
+-- never waits for a budget, and a damaged one keeps no execution from its end: the duty does what is left (collect_ended).
 -- Locks    the budgets that no other transaction has locked, by id.
 create or replace function flowfabric.end_reservations(
     p_partition integer[], p_id uuid[], p_lost boolean, p_now timestamptz)

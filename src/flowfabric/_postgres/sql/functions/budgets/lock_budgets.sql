@@ -1,6 +1,6 @@
 -- lock_budgets: lock budgets and return their running numbers
 --
--- Whatever changes a budget holds this lock. An unknown budget gets a row, so that what is reported to it counts once it is
+-- Every change of a budget holds this lock. An unknown budget gets a row, so that usage reported to it counts once it is
 -- created.
 -- Takes    p_ids: sorted, without duplicates; p_missing: some may be unknown.
 -- Locks    the budgets, by id.

@@ -1,8 +1,8 @@
 -- read_usage: what an execution, or the members of a flow, used and hold of budgets; with p_children also what they submitted,
 -- and what that did: tasks and members of flows, at most p_limit
 --
--- p_most   at most so many pairs of execution and budget, by their ids, after the pair of p_after_id and p_after_budget (null:
---          from the first); null: all, with what was asked for first.
+-- p_most   at most this many pairs of execution and budget, by their ids, after the pair of p_after_id and p_after_budget
+--          (null: from the first); null: all, with what was asked for first.
 -- Roles    read, submit, work, operate
 create or replace function flowfabric.read_usage(
     p_partition integer, p_id uuid, p_children boolean, p_limit integer, p_after_id uuid, p_after_budget uuid, p_most integer)

@@ -1,6 +1,6 @@
--- The answers to reports, reservations and settlements, from the running numbers after them.
+-- The results of reports, reservations and settlements, from the running numbers after them.
 
--- soft_breach: the answer to a call that was counted: ok, or the first of its dimensions that is above a soft limit.
+-- soft_breach: the result of a call that was counted: ok, or the first of its dimensions that is above a soft limit.
 create or replace function flowfabric.soft_breach(
     p_used flowfabric.used, p_heads flowfabric.budget_head[], p_budgets integer[], p_dimensions text[])
 returns flowfabric.used
@@ -45,7 +45,7 @@ begin
 end;
 $$;
 
--- with_remaining: an answer with what is left of each dimension that budgets limit: the least of them.
+-- with_remaining: a result with what is left of each dimension that budgets limit: the least of them.
 create or replace function flowfabric.with_remaining(
     p_used flowfabric.used, p_heads flowfabric.budget_head[], p_budgets integer[])
 returns flowfabric.used

@@ -7,7 +7,7 @@
 --          p_add: what to add to hard limits, or to take away. Null: unchanged. p_defined_at: change it only if its
 --          definition is still the one of that time; null: whatever it is.
 -- Locks    the budget; then what it holds back, skipping what is locked.
--- Returns  ok and the budget, not_found, stale if its definition is another one, or limit with the dimension that would have a limit below 0 or beyond 2^63 - 1, or none to add to.
+-- Returns  ok and the budget, not_found, stale if its definition has changed, or limit with the dimension that would have a limit below 0 or beyond 2^63 - 1, or none to add to.
 -- Roles    operate
 create or replace function flowfabric.update_budget(
     p_id uuid, p_hard_dimensions text[], p_hard bigint[], p_soft_dimensions text[], p_soft bigint[],

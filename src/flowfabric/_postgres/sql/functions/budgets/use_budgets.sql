@@ -43,7 +43,7 @@ $$;
 -- report_one: count one report in the one budget it is for, if nothing else has to happen
 --
 -- The most common call, in as few statements as possible. It changes nothing and returns null where apply_usage has more
--- to say: a known key or place, a lease that does not hold, several budgets, a new dimension, a limit that is reached.
+-- to do: a known key or place, a lease that does not hold, several budgets, a new dimension, a limit that is reached.
 -- Locks    as apply_usage.
 create or replace function flowfabric.report_one(
     p_partition integer, p_id uuid, p_lease uuid, p_epoch bigint, p_attempt uuid, p_index integer, p_key text, p_name text,

@@ -1,7 +1,7 @@
 -- check_time: refuse a time that not every reader can hold
 --
--- What users who may call the functions cannot store: values that would make the calls of others fail later. The engine
--- checks everything in detail before it sends it; this is for callers of their own.
+-- Keeps users who may call the functions from storing values that would make the calls of others fail later. The engine
+-- checks everything in detail before it sends it; this check is for other callers.
 create or replace function flowfabric.check_time(p_at timestamptz) returns void
 language plpgsql immutable as $$
 begin

@@ -13,7 +13,7 @@ language sql immutable as $$ select timestamptz '9999-12-31 00:00:00+00' $$;
 create or replace function flowfabric.ready_lock(p_route integer) returns integer
 language sql immutable as $$ select 1174405120 + p_route $$;
 
--- partition_of: the partition, out of so many, that the id of an execution or flow says: its last 16 bits.
+-- partition_of: the partition, one of p_count, that follows from the id of an execution or flow: its last 16 bits.
 create or replace function flowfabric.partition_of(p_id uuid, p_count integer) returns integer
 language sql immutable as $$
     select (get_byte(uuid_send(p_id), 14) * 256 + get_byte(uuid_send(p_id), 15)) % p_count

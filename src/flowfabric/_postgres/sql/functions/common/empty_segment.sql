@@ -1,7 +1,7 @@
 -- empty_segment: truncate a segment of a ring, unless a long reader holds it: the next round of the duty tries again.
 --
--- Takes    p_floor: of the event log the highest number that is removed, which the deployment keeps with the truncation: a
---          reader never finds a gap that no number tells of.
+-- Takes    p_floor: for the event log, the highest number that is removed. The deployment stores it in the transaction
+--          of the truncation, so that a reader knows why events are missing.
 -- Returns  whether it is empty now.
 create or replace function flowfabric.empty_segment(p_table text, p_floor bigint default null) returns boolean
 language plpgsql as $$

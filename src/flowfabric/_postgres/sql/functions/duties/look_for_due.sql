@@ -36,7 +36,7 @@ $$;
 
 -- first_due: the time of the first timer of a kind, or the first row of a queue, that is due and later than p_after.
 --
--- Cascades and cancels of siblings and children are due at once, also where the clock of the server was set back.
+-- Cascades and cancels of siblings and children are due at once, even if the clock of the server was set back.
 create or replace function flowfabric.first_due(p_kind text, p_after timestamptz, p_now timestamptz) returns timestamptz
 language plpgsql stable as $$
 begin

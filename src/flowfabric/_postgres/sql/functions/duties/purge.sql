@@ -60,8 +60,8 @@ begin
 end;
 $$;
 
--- check_again: when to look again after something that is kept longer: the longer since p_since, the later, from an hour
--- (also without p_since) to a day.
+-- check_again: when to check something again that is kept longer: the longer ago p_since is, the later; in an hour (also
+-- without p_since) to a day.
 create or replace function flowfabric.check_again(p_since timestamptz, p_now timestamptz) returns timestamptz
 language sql immutable as $$
     select p_now + least(greatest(coalesce(p_now - p_since, interval '1 hour'), interval '1 hour'), interval '1 day')

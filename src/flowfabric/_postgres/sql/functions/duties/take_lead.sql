@@ -3,7 +3,7 @@
 -- A lease in a row: it passes every pooler, ends with a cut network, and no role without the right to call this can take
 -- it. Two leaders at a time do no harm: every duty may be run by any number of processes. At most for a minute at a time;
 -- a lease that seems longer has expired: the clock was set back.
--- A leader also looks whether another server writes the event log now (begin_epoch).
+-- A leader also checks whether another server writes the event log now (begin_epoch).
 -- Returns  per group: whether this process leads it, and the milliseconds after which to call again.
 -- Roles    work, operate
 create or replace function flowfabric.take_lead(p_names text[], p_instance uuid, p_ms bigint)

@@ -64,7 +64,7 @@ begin
 end;
 $$;
 
--- last_position: the number of the last event, also of one that was removed because of its age
+-- last_position: the number of the last event, even of one that was removed because of its age
 --
 -- Not the last number drawn: a server that takes over begins up to 32 numbers after it, and the old one may have used them.
 create or replace function flowfabric.last_position() returns bigint

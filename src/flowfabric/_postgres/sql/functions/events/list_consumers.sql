@@ -1,6 +1,6 @@
 -- list_consumers: the durable consumers of the log by name, and how far behind each is
 --
--- p_after  only names after this one; null: from the first. p_limit: at most so many; null: all.
+-- p_after  only names after this one; null: from the first. p_limit: at most this many; null: all.
 -- Returns  lag: how many events follow its position, of all families; exact up to 10,000, then how many numbers.
 --          next_at: when the next event after its position happened; null: it is at the end. is_expired: events after it
 --          were removed.

@@ -11,7 +11,7 @@
 --
 -- In a statement of its own: an insert that calls it may draw the number first, and readers then pass the event over.
 -- Never waits: every role that can connect can take an advisory lock, so that an announcement may be taken. An earlier number
--- is as right. The first call of a session looks whether another server writes the log now (begin_epoch): behind a pooler
+-- is as right. The first call of a session checks whether another server writes the log now (begin_epoch): behind a pooler
 -- the connections of processes outlive a failover, those of the server do not.
 create or replace function flowfabric.open_log(p_at timestamptz) returns smallint
 language plpgsql as $$

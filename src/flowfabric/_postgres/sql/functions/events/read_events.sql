@@ -2,7 +2,7 @@
 --
 -- An event is returned if it passes any of the filters. One call looks at p_most numbers at most, whatever they are. A cursor
 -- after which events are missing is refused (check_cursor).
--- Takes    one element of each array for each filter. p_families: bits, as in takes_event. The others: null: whatever.
+-- Takes    one element of each array for each filter. p_families: bits, as in takes_event. The others: null: any.
 -- Returns  the events, then one row with the current epoch, and the number up to which the log was read: that of the last
 --          event, and only if another than the last one returned. Not the last number drawn: no event may have it.
 --          at_end: the log was read up to its end. is_busy: as in log_state.

@@ -5,7 +5,7 @@
 -- Takes    p_ms: for how long the others should not try.
 -- Locks    the consumer; skips it if it is locked.
 -- A consumer whose events were removed is refused, as by check_cursor.
--- Returns  taken, with the position; held (another process works, for so long), busy (its transaction is open) or missing.
+-- Returns  taken, with the position; held (another process works, for left_ms), busy (its transaction is open) or missing.
 -- Roles    work, operate
 create or replace function flowfabric.take_consumer(
     p_name text, p_instance uuid, p_ms bigint, p_host text, p_pid integer)

@@ -43,7 +43,7 @@ begin
                 select from flowfabric.attempts_of(e.partition, e.id) a
                 where a.attempt_id = p_attempt[v_ord] and a.lease_id = p_lease[v_ord] and a.lease_epoch = p_epoch[v_ord]
                   and a.disposition = 'cancelled' and (p_index[v_ord] is null or a.attempt_index = p_index[v_ord])) then
-            -- Also if it was replayed meanwhile: this lease did cancel it.
+            -- Even if it was replayed meanwhile: this lease did cancel it.
             v.code := 'ok'; v.detail := 'already';
         elsif e.state in ('completed', 'failed', 'expired', 'skipped') then
             v.code := 'execution_not_active';

@@ -1,9 +1,9 @@
 -- check_policy: refuse a policy that a later call could not read
 --
--- What users who may call the functions cannot store: values that would make the calls of others fail later. The engine
--- checks everything in detail before it sends it; this is for callers of their own. Every submission pays for it, so there is
--- no query in it, and a policy of plain numbers, as most are, passes with the first expression. A value that is missing is
--- null, and refuses nothing.
+-- Keeps users who may call the functions from storing values that would make the calls of others fail later. The engine
+-- checks everything in detail before it sends it; this check is for other callers. Every submission pays for it, so there
+-- is no query in it, and a policy of plain numbers, as most are, passes with the first expression. A value that is missing
+-- is null, and refuses nothing.
 create or replace function flowfabric.check_policy(p_policy json) returns void
 language plpgsql immutable as $$
 declare

@@ -1,7 +1,7 @@
 -- free_key: let an idempotency key be used again whose execution ended without success, or is not stored any more.
 --
 -- Locks    the execution.
--- Returns  whether the key is free now, also when another call freed it.
+-- Returns  whether the key is free now, even if another call freed it.
 -- Roles    submit, work, operate
 create or replace function flowfabric.free_key(
     p_partition integer, p_id uuid, p_flow uuid, p_namespace text, p_key text) returns boolean

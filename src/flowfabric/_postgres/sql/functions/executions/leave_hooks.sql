@@ -1,4 +1,4 @@
--- leave_hooks: leave a row for each task that a policy wants submitted at such a moment: failure or escalation
+-- leave_hooks: leave a row for each task that a policy names for such a moment: failure or escalation
 --
 -- Called under the locks of the executions, in the transaction that ends or escalates them. A duty submits the tasks:
 -- here it could wait for a lane or a kind that another transaction registers.

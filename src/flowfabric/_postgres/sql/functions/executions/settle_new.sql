@@ -1,4 +1,4 @@
--- settle_new: the rest for new executions beside their rows: floors, a wake-up, timers, tags.
+-- settle_new: store what new executions need beside their rows: floors, a wake-up, timers, tags.
 --
 -- p_code: items with one were not created. p_ready: how many are claimable immediately.
 create or replace function flowfabric.settle_new(

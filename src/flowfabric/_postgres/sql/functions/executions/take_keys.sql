@@ -23,7 +23,7 @@ begin
                      rows between unbounded preceding and unbounded following)
     ), won as (
         insert into flowfabric.idempotency as i (scope, namespace, key, id, expires_at)
-        -- Without a window it has expired for every call, also for one that began earlier and waited.
+        -- Without a window it has expired for every call, even for one that began earlier and waited.
         select t.scope, t.namespace, t.key, t.id,
                case when t.dedup > 0 then p_now + flowfabric.ms(t.dedup) else '-infinity' end
         from item t where t.ord = t.first_ord and t.key is not null

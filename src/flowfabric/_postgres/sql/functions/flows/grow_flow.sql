@@ -29,7 +29,7 @@ declare
     v_high integer;
     v_own boolean;
 begin
-    -- Positions count from one; an array of another shape would be read otherwise than it was checked.
+    -- Positions count from one; an array of another shape would be read differently than it was checked.
     if exists (select from unnest(p_from, p_to) as u (f, t) where u.f = 0 or u.t <= 0)
        or array_lower(p_old, 1) <> 1 or array_lower(p_id, 1) <> 1 or array_ndims(p_old) <> 1 or array_ndims(p_id) <> 1 then
         raise exception 'positions and arrays begin with one' using errcode = 'invalid_parameter_value';

@@ -10,7 +10,7 @@ begin
     select i.payload, i.encoding into v.payload, v.encoding from flowfabric.injected_input i
     where i.partition = p_partition and i.id = p_id;
     -- Successes (of all_settled: ends), but not those after the group was decided: every attempt receives the same
-    -- results, also while an upstream is being replayed.
+    -- results, even while an upstream is being replayed.
     select case when count(*) > 0 then coalesce(array_agg(up.id) filter (where d.counts), '{}') end,
            array_agg(case when not d.is_kept then up.state when d.outcome = 'success' then 'completed' else d.outcome end)
                filter (where d.counts),

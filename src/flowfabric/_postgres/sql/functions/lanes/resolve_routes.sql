@@ -45,7 +45,7 @@ begin
 end;
 $$;
 
--- route_digest: what tells the routes of a lane and a kind apart, without version and code. create_plain writes it out.
+-- route_digest: the digest by which the routes of a lane and a kind differ, without version and code. create_plain writes it out.
 create or replace function flowfabric.route_digest(p_capabilities text, p_limited boolean) returns text
 language sql immutable as $$
     select case when p_limited then md5(p_capabilities) || ' limited' else md5(p_capabilities) end

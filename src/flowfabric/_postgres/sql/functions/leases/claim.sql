@@ -68,7 +68,7 @@ begin
         return;
     end if;
 
-    -- Executions with limits are asked for them, in the order of the others.
+    -- Executions with limits pass a check of these, in the order of the others.
     if v_limited then
         v_taken := flowfabric.take_admitted(
             v_routes, v_ranks, v_created, v_floor_ids, p_namespace, p_limit, v_auto_reclaim, null,

@@ -1,6 +1,6 @@
 -- hold_as_operator: lock one execution, and return the fence of its lease holder
 --
--- Called by the functions of operators, which call the worker's function with this fence: it finds what it always finds.
+-- Called by the functions of operators, which then call the worker's function with this fence.
 -- Locks    the execution.
 -- Returns  the fence; or the refusal, if no lease is live.
 create or replace function flowfabric.hold_as_operator(p_partition integer, p_id uuid) returns flowfabric.held

@@ -12,7 +12,7 @@ create or replace function flowfabric.lock_holders(
     out at timestamptz, out ok integer[], out tids tid[], out until timestamptz)
 language plpgsql as $$
 begin
-    -- Every row is locked, also those that do not pass: materialized, so that the filter stays above the locks.
+    -- Every row is locked, even those that do not pass: materialized, so that the filter stays above the locks.
     with q as materialized (
         select u.ord::integer as ord, e.ctid as tid, e.lease_expires_at,
                e.state = 'active' and e.lease_lost is null

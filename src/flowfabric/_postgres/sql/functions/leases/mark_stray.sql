@@ -2,7 +2,7 @@
 --
 -- Called under the locks of the executions, by stop_changed and by fail with the category steps_changed. The steps stay: code
 -- that asks for one of them gets its result. Code that does not, such as the code before the change, is not changed code. A
--- wait that was opened before is not theirs, also if it ended meanwhile. The branch that a patch took is forgotten.
+-- wait that was opened before is not theirs, even if it ended meanwhile. The branch that a patch took is forgotten.
 create or replace function flowfabric.mark_stray(p_partition integer[], p_id uuid[]) returns void
 language plpgsql as $$
 begin

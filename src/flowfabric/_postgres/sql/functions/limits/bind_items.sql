@@ -1,7 +1,7 @@
 -- bind_items: the budgets and policies of the items of a create call, with those that bindings give them
 --
 -- Called by everything that creates executions, before their limit sets are stored. A binding is found by one of the texts it
--- asks for, its anchor: the most particular one. Each item is looked up by all it could be found by.
+-- asks for, its anchor: the most particular one. Each item is looked up by every text that could be an anchor.
 -- Takes    p_lanes, p_kinds and p_route_no: as create_executions; p_flow_kind: the kind of the flow they are members of.
 -- Returns  p_budgets and p_quotas, per item and separated by commas; null if no item has any.
 create or replace function flowfabric.bind_items(

@@ -3,8 +3,8 @@
 -- Existing executions keep their limits: submissions look bindings up once (bind_items). The same binding again changes nothing.
 -- Takes    the budget or quota policy, and what a submission must have to get it: all that is not null.
 --          p_declared: the code of an app declares it, and may remove it again.
--- Locks    for a lane or kind alone: the row `deployment`. It waits for open transactions that created a route; nobody waits
---          for it.
+-- Locks    for a lane or kind alone: the row `deployment`. It waits for open transactions that created a route; no call
+--          waits for it.
 -- Returns  bound, exists, not_found, or owned: the budget belongs to one execution or flow.
 -- Roles    work, operate
 create or replace function flowfabric.bind_limit(

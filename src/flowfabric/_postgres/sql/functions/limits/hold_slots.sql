@@ -1,4 +1,4 @@
--- hold_slots: the slots of an execution that is claimed without being asked for its limits: with a grant, or by an operator
+-- hold_slots: take the slots of an execution that is claimed without a check of its limits: with a grant, or by an operator
 --
 -- Called under the lock of the execution. A slot that was taken for its grant is kept.
 -- Takes    p_until: when the grant expires. A slot of an expired grant may belong to another by the time of the lock.

@@ -1,7 +1,7 @@
 -- move_aside: claimable -> rate_limited, for up to 1,000 ready rows from a position on that closed limits deny
 --
 -- Called by take_admitted, which holds the heads of the policies and a lock on the budgets: no limit opens meanwhile. A row
--- names the one limit that denied it, budgets first; whatever opens that limit finds it there (promote_limited).
+-- names the one limit that denied it, budgets first; the call that opens that limit finds it there (promote_limited).
 -- Each call leaves one row per reason for the counts of denials (count_denials).
 -- Takes    p_budgets, p_budget_details, p_dimensions: exhausted budgets, sorted, why, and in which dimension.
 --          p_names, p_rooms: the policies.
@@ -114,7 +114,7 @@ begin
                m.retry_at, v_now
         from moved m
     ), due as (
-        -- A rate has room at its time. A slot may be given back just now by a call that does not see these rows yet: look
+        -- A rate has room at its time. A slot may be given back just now by a call that does not see these rows yet: check
         -- again soon.
         insert into flowfabric.limit_due (due_at, limit_id, key)
         select d.due_at, d.limit_id, d.key

@@ -1,7 +1,7 @@
 -- promote_limited: rate_limited -> claimable, for up to p_count executions (at most 1,000) that a limit holds, best rank first
 --
--- Called by whatever opens the limit, which holds its lock. Executions that are locked are left for the duty, and those that
--- wait for amounts which a budget does not have. Wakes workers, and the duty if more are left.
+-- Called by every call that opens the limit, which holds its lock. Executions that are locked, or that wait for amounts
+-- which a budget does not have, are left for the duty. Wakes workers, and the duty if more are left.
 -- Takes    p_key: of a quota policy; null: a budget. p_namespace, p_tag_key, p_tag_value: only executions of this tenant; null:
 --          of all.
 -- Locks    executions, skipping locked ones.
@@ -132,7 +132,7 @@ begin
 end;
 $$;
 
--- look_at_limit: have the duty look at a limit at a time, if it will not before.
+-- look_at_limit: have the duty check a limit at a time, unless it will earlier.
 create or replace function flowfabric.look_at_limit(p_limit uuid, p_key text, p_due timestamptz, p_now timestamptz) returns void
 language plpgsql as $$
 begin
@@ -147,7 +147,7 @@ $$;
 
 -- open_limit: promote what a limit has room for now
 --
--- Called by the duty, and by whatever made room. A rate is looked at again when its window has room.
+-- Called by the duty, and by every call that makes room. A rate is checked again when its window has room.
 -- Takes    p_most: no more than that. p_wait: false: give up if the policy is locked. p_namespace and the tag: as promote_limited.
 -- Locks    the head of the policy; a budget is only read.
 -- Returns  how many became claimable; null: the policy is locked.

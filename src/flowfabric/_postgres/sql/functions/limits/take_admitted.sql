@@ -7,7 +7,7 @@
 -- Once a limit denied a row, the call looks ahead over up to 1,000 rows and moves aside, in one statement, all that a limit
 -- known to be closed denies. A lost lease has its slot and passes.
 -- Rows under a damaged budget stay ready and are passed over: no other work waits for its repair.
--- A call that has moved enough aside ends, also with nothing taken: then it wakes its caller, which asks again at once. A
+-- A call that has moved enough aside ends, even with nothing taken: then it wakes its caller, which asks again at once. A
 -- caller that announced no sleep, or hears no notifications, reads the rest of the backlog with its next polls.
 -- Takes    the routes with their floors, as claim read them; p_namespace: null: all. p_ttl: of grants: how long they are valid
 --          from when the call has its locks, and their slots with them; the ready rows are hidden until then.

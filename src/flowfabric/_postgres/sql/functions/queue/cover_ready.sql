@@ -5,11 +5,11 @@
 -- A floor row that is written together with a ready row is always right: a snapshot that shows one shows the other. Writing one
 -- for each ready row is not necessary, because most are above a floor that exists. Three rules make that safe:
 --   * a call that inserts ready rows announces the lowest of their positions, as an advisory lock held to the end of its
---     transaction, and then looks whether the floor is being raised (announce_ready);
+--     transaction, and then checks whether the floor is being raised (announce_ready);
 --   * a call that raises the floor holds another advisory lock of the route, and reads the announcements before anything
 --     else: it never raises the floor above one of them (raise_floors);
 --   * a call that was announced, and saw no raise under way, relies on the floor that a later statement reads. A raise
---     that began after its look knows the announcement; one that ended before is visible. All others write a floor row.
+--     that began after this check sees the announcement; one that ended before is visible. All others write a floor row.
 
 -- cover_ready: called after ready rows were inserted, with their positions: no floor may be above them.
 create or replace function flowfabric.cover_ready(

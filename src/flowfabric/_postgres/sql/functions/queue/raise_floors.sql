@@ -13,7 +13,7 @@ declare
     v_seen tid[];
     v_at integer;
 begin
-    -- A snapshot older than the look at the announcements would not show what was committed before it.
+    -- A snapshot older than the read of the announcements would not show what was committed before it.
     if current_setting('transaction_isolation') <> 'read committed' then
         return;
     end if;
@@ -34,7 +34,7 @@ begin
                   and flowfabric.may_announce(l.pid)) a
           order by a.route, a.rank, a.at) b;
     foreach v_at in array v_routes loop
-        -- Only these are removed: a floor row that is committed after the look at the ready rows belongs to one not seen.
+        -- Only these are removed: a floor row that is committed after the ready rows were read belongs to one not seen.
         select array_agg(f.ctid) into v_seen from flowfabric.ready_floor f where f.lane = p_lane and f.route = v_at;
         select f.* into v_low from flowfabric.ready_floor f where f.ctid = any (v_seen)
         order by f.rank, f.created_at, f.id limit 1;
@@ -73,11 +73,11 @@ begin
 end;
 $$;
 
--- may_announce: whether the holder of an advisory lock can have written. Anybody who can connect can take such a lock, also
--- a user who may only read.
+-- may_announce: whether the holder of an advisory lock can have written. Any user who can connect can take such a
+-- lock, even one who may only read.
 --
 -- A session may have taken a role that its login role is only a member of (set role), and its login role may have been
--- dropped since. Ignoring an announcement loses work or events; heeding one that is none costs time. So only sessions of
+-- dropped since. Ignoring an announcement loses work or events; heeding a false one costs time. So only sessions of
 -- roles that cannot write in any way are ignored.
 create or replace function flowfabric.may_announce(p_pid integer) returns boolean
 language sql stable as $$

@@ -2,8 +2,8 @@
 --
 -- Called by services that use a policy for something else than claims. The policy need not exist, and is not created. The slot
 -- ends with the window unless an active execution holds it, or when it is released. Entries are kept for the longest window
--- asked for, and for that of the policy: a caller sees all of its window, whatever others ask for. A window that nobody asks for
--- any more is forgotten after three to four of its lengths.
+-- asked for, and for that of the policy: a caller sees all of its window, whatever others ask for. A window that no caller
+-- asks for any more is forgotten after three to four of its lengths.
 -- Locks    the head of the policy and key: admissions of one are serial.
 -- Returns  admitted, already_admitted, rate_exceeded with the milliseconds after which to try again, concurrency_exceeded.
 -- Roles    work, operate

@@ -3,7 +3,7 @@
 -- Running executions keep their slots, also above a lowered cap.
 -- Takes    null for what stays. p_updated_at: change it only if it is still the one of that time; null: whatever it is.
 -- Locks    the policy, then its heads, in order: it waits for admissions that are under way.
--- Returns  ok, not_found, or stale if the policy is another one.
+-- Returns  ok, not_found, or stale if the policy has changed.
 -- Roles    operate
 create or replace function flowfabric.update_quota_policy(
     p_id uuid, p_window_seconds bigint, p_max_requests bigint, p_max_concurrent bigint, p_jitter_ms bigint,

@@ -1,6 +1,6 @@
 -- list_attempts: the attempts of one execution, in order.
 --
--- p_after  only later ones than the attempt with this index. p_limit: at most so many; null: all.
+-- p_after  only later ones than the attempt with this index. p_limit: at most this many; null: all.
 -- Returns  the ids of leases only to operators (may_operate).
 -- Roles    read, submit, work, operate
 create or replace function flowfabric.list_attempts(p_partition integer, p_id uuid, p_after integer, p_limit integer)

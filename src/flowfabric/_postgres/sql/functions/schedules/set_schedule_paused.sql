@@ -1,5 +1,5 @@
 -- set_schedule_paused: pause a schedule, or resume it. A resumed schedule continues at p_next_at.
--- One that is as it should be stays as it was, also its updated_at.
+-- A schedule that is in this state already is not changed, nor is its updated_at.
 --
 -- Takes    p_expected: only if the schedule was last changed at this time; null: whatever is stored.
 -- Returns  whether it exists and, with p_expected, was not changed since.

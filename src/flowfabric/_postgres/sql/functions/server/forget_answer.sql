@@ -1,4 +1,4 @@
--- forget_answer: a request that began with begin_answer did nothing that a repeat would do twice
+-- forget_answer: forget a request that began with begin_answer: it did nothing that a repeat would do twice
 --
 -- Roles    operate
 create or replace function flowfabric.forget_answer(p_key text, p_operation text, p_idempotency_key text, p_holder uuid)

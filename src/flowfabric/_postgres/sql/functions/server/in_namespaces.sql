@@ -1,6 +1,6 @@
 -- in_namespaces: which executions and flows exist and belong to one of these namespaces
 --
--- Called before an operation that names them, for a caller who may reach only these: false is the answer for unknown. A
+-- Called before an operation that names them, for a caller who may reach only these: false for unknown ones too. A
 -- namespace never changes, so there is no race.
 -- Takes    p_flow: whether the id is that of a flow.
 -- Returns  one value per item, in order.

@@ -2,7 +2,7 @@
 --
 -- One call looks at p_most rows at most.
 -- Takes    p_before: the number before which to continue, or null. p_target: a target, or one of the ids of a target
---          that names several. The others: null: whatever.
+--          that names several. The others: null: any.
 -- Returns  the rows, then one with nothing but the number to continue before, unless all were read.
 -- Roles    operate
 create or replace function flowfabric.list_operator_audit(

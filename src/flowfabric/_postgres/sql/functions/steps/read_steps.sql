@@ -1,7 +1,7 @@
 -- read_steps: the recorded steps of executions; of the current generation, or of all.
 --
 -- In the order in which they were recorded. Of those recorded in one call the place of the row decides. With p_limit at most
--- so many, after p_skip steps recorded at p_recorded_at in p_generation and all before (null: from the first): that is for
+-- that many, after p_skip steps recorded at p_recorded_at in p_generation and all before (null: from the first): that is for
 -- one execution. No index has this order, as every step would pay for it: a page looks at the times of all steps that the
 -- execution has, and returns what it shows.
 --

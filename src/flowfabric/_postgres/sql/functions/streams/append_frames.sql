@@ -35,7 +35,7 @@ begin
     from flowfabric.lock_holders(p_partition, p_id, p_lease, p_epoch, p_attempt, p_index) l;
     v_ms := floor(extract(epoch from v_now) * 1000);
 
-    -- A loop costs more than a look.
+    -- A loop costs more than this query, which mostly finds nothing.
     if (select bool_or(octet_length(u.payload) > 65536 or octet_length(u.type) > 128
                        or u.mode not in ('durable', 'summary', 'best_effort')
                        or u.kind not in ('stdout', 'stderr', 'event', 'blob'))

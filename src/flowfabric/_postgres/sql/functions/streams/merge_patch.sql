@@ -1,6 +1,6 @@
 -- merge_patch: a document with a JSON merge patch (RFC 7396) applied; both are objects.
 --
--- A null member deletes a key. Where the text __ff_null__ is a value, also in an array, the document has a null.
+-- A null member deletes a key. Where the text __ff_null__ is a value, even in an array, the document has a null.
 create or replace function flowfabric.merge_patch(p_document jsonb, p_patch jsonb) returns jsonb
 language plpgsql immutable as $$
 declare

@@ -1,6 +1,6 @@
 -- Ends of a suspension that are not the end of the execution
 
--- close_suspension: an open suspension and all its waitpoints; what came of a task's wait is remembered with it
+-- close_suspension: close an open suspension and all its waitpoints; the outcome of a task's wait is recorded with it
 --
 -- Of a suspension of several waits the waitpoints become pending again when it is resumed by a signal or a timeout: the handler
 -- settles each wait. An operator who resumes it ends all of them.

@@ -1,4 +1,4 @@
--- evaluate: what the signals recorded on pending waitpoints come to under a condition
+-- evaluate: evaluate a condition with the signals recorded on pending waitpoints
 --
 -- Called by suspend and settle_wait, under the lock of the execution. Changes nothing.
 -- Returns  the signals; their satisfiers (see there), all null if there are no such waitpoints.

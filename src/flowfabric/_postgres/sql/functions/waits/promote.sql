@@ -1,4 +1,4 @@
--- promote: delayed or parked -> waiting, or resumable after a suspension; which attempt comes next is unchanged. Whatever
+-- promote: delayed or parked -> waiting, or resumable after a suspension; which attempt comes next is unchanged. Everything
 -- else it waited for is forgotten.
 create or replace function flowfabric.promote(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$

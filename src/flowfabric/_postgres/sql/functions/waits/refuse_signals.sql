@@ -5,7 +5,7 @@
 -- wait stay. The suspension that they ended is closed as refused, and has no satisfiers.
 -- Takes    the name and number of the wait, the ids of the signals, and per signal why, in words without the payload.
 -- Locks    the execution.
--- Returns  one verdict: ok, also if they were set aside before; waitpoint_not_found without such a wait, invalid_input for
+-- Returns  one verdict: ok, even if they were set aside before; waitpoint_not_found without such a wait, invalid_input for
 --          a signal that is not one of its.
 -- Roles    work, operate
 create or replace function flowfabric.refuse_signals(

@@ -72,7 +72,7 @@ begin
         e, p_suspension, p_waitpoints, b.keys, b.kid, b.pending, v_condition, p_policy::jsonb, p_reason, p_requested_by,
         v_timeout, v_behavior, p_pointer, p_idempotency_key, v.signals, v.weighed, v_now);
     if s.id is null then
-        -- Another execution was quicker with an id of the caller's making.
+        -- Another execution was faster to take an id that the caller made.
         return query select * from flowfabric.not_suspended('waitpoint_already_exists', null, e);
         return;
     end if;

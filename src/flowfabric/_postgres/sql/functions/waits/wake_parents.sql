@@ -1,7 +1,7 @@
 -- wake_parents: executions ended; the executions parked until then continue.
 --
 -- Called by end_executions, under its locks. Never waits: a parked execution that is locked gets a timer. Every other removal of waiter rows holds the lock of the execution that waits, so a row
--- that cannot be had belongs to an execution that cannot be had either.
+-- that is locked belongs to an execution that is locked too.
 create or replace function flowfabric.wake_parents(p_partition integer[], p_id uuid[], p_now timestamptz) returns void
 language plpgsql as $$
 declare
