@@ -33,7 +33,7 @@ select md5(string_agg(x.line, '|' order by x.line collate "C")) from (
     union all select s.setconfig::text from pg_db_role_setting s
         where s.setdatabase = (select d.oid from pg_database d where d.datname = current_database())
     union all select concat_ws(' ', s.number, s.name) from flowfabric.schema_step s
-    union all select b.functions from flowfabric.build b
+    union all select b::text from flowfabric.build b
 ) x (line)
 """
 # How many of these rows there are and when the last was written: read without their contents, which are long.
