@@ -101,14 +101,6 @@ class Wipe:
     KEPT = frozenset(
         {"build", "schema_step", "clock", "deployment", "keystore", "log_epoch", "public_function", "service"}
     )
-    _PUT_BACK = (
-        "update flowfabric.clock set shift = '0';"
-        "delete from flowfabric.deployment; insert into flowfabric.deployment (flow_partitions, event_heartbeats)"
-        " values (256, true);"
-        "delete from flowfabric.log_epoch; insert into flowfabric.log_epoch (epoch) values (0);"
-        "perform flowfabric.begin_epoch();"
-        "delete from flowfabric.keystore;"
-    )
     # Rows are deleted, which is cheap; what deleting leaves behind is removed now and then.
     _TRUNCATE_EVERY = 400
 
@@ -130,17 +122,20 @@ class Wipe:
         return cls(connection, [row["relname"] for row in found if row["relname"] not in cls.KEPT], key)
 
     async def __call__(self) -> None:
-        if self._times == 0:  # functions: their statements are planned once
+        if self._times == 0:  # a function: its statements are planned once
             await self._connection.execute(
                 "create or replace function pg_temp.delete_all() returns void language plpgsql as"
-                f" $$ begin {self._deletes} end; $$;"
-                "create or replace function pg_temp.put_back() returns void language plpgsql as"
-                f" $$ begin {self._PUT_BACK} end; $$"
+                f" $$ begin {self._deletes} end; $$"
             )
         self._times += 1
         await self._connection.execute(
             ("select pg_temp.delete_all();" if self._times % self._TRUNCATE_EVERY else self._truncate + ";")
-            + "select pg_temp.put_back()"
+            + "update flowfabric.clock set shift = '0';"
+            "delete from flowfabric.deployment; insert into flowfabric.deployment (flow_partitions, event_heartbeats)"
+            " values (256, true);"
+            "delete from flowfabric.log_epoch; insert into flowfabric.log_epoch (epoch) values (0);"
+            "select flowfabric.begin_epoch();"
+            "delete from flowfabric.keystore"
         )
         await self._connection.execute(
             "insert into flowfabric.keystore (kid, inner_key, outer_key, installed_at, state)"
