@@ -28,7 +28,7 @@ from tests.databases import fresh_database
 from tests.kept import the_keeper  # noqa: F401 - the fixture of all modules: one database, not one for each
 from tests.places import place_of_data
 from tests.support import CheckedEngine, Clock, in_database, system_programs
-from tests.wiped import WipedServer
+from tests.wiped import WipedServer, the_wiped  # noqa: F401 - as above
 
 FAST = {
     "fsync": "off",
@@ -172,8 +172,8 @@ def _environment(name: str, value: str | None) -> Iterator[None]:
                 os.environ[name] = before
 
 
-@pytest.fixture
-async def database(server: str) -> AsyncIterator[str]:
+@pytest.fixture(name="database")
+async def new_database(server: str) -> AsyncIterator[str]:
     """The DSN of a fresh, migrated database."""
     async with fresh_database(server) as dsn:
         yield dsn
@@ -187,8 +187,8 @@ async def engine(database: str) -> AsyncIterator[CheckedEngine]:
         await engine.check()
 
 
-@pytest.fixture
-async def plain_engine(database: str) -> AsyncIterator[ff.Engine]:
+@pytest.fixture(name="plain_engine")
+async def new_plain_engine(database: str) -> AsyncIterator[ff.Engine]:
     """An engine without the audit after each operation, for volume; audited once at the end."""
     async with await ff.Engine.connect(database) as engine:
         yield engine

@@ -18,6 +18,8 @@ from tests.support import Clock, Wipe
 
 PATIENCE = 60.0
 """Seconds after which a call that should have ended counts as stuck. Nothing waits this long when all is well."""
+FEW = 4
+"""As many parties stay from one case to the next; what more a case needs is opened for it."""
 
 
 class OneConnection:
@@ -107,12 +109,10 @@ class Stage:
 
     async def company(self, count: int) -> list[Party]:
         """So many parties, free of whatever a failed case left open."""
-        for place, party in enumerate(self._company):
-            try:
-                await party.rollback()
-            except (asyncpg.InterfaceError, asyncpg.PostgresError, OSError):
-                await self.watch.execute("select pg_terminate_backend($1)", party.pid)
-                self._company[place] = await Party.join(self.dsn)
+        for party in self._company[max(count, FEW) :]:
+            party.connection.terminate()
+        del self._company[max(count, FEW) :]
+        await self._free()
         while len(self._company) < count:
             self._company.append(await Party.join(self.dsn))
         for party in self._company:
@@ -125,7 +125,19 @@ class Stage:
             party.connection.terminate()
         await self.watch.close()
 
+    async def _free(self) -> None:
+        for place, party in enumerate(self._company):
+            try:
+                await party.rollback()
+            except (asyncpg.InterfaceError, asyncpg.PostgresError, OSError):
+                await self.watch.execute("select pg_terminate_backend($1)", party.pid)
+                self._company[place] = await Party.join(self.dsn)
+
     async def empty(self) -> None:
+        """Delete all rows, once nothing that a failed case left open holds them."""
+        if self.watch.is_in_transaction():
+            await self.watch.execute("rollback")
+        await self._free()
         if self._wipe is None:
             self._wipe = await Wipe.of(self.watch)
         await self._wipe()

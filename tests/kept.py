@@ -19,7 +19,7 @@ import pytest_asyncio
 import flowfabric as ff
 from tests.databases import fresh_database
 from tests.support import CheckedEngine, Clock, Wipe
-from tests.wiped import CATALOG
+from tests.wiped import Catalog
 
 __all__ = ["kept_clock", "kept_database", "kept_engine", "kept_plain_engine", "kept_sql", "kept_state"]
 
@@ -32,7 +32,7 @@ class Kept:
         self._stack = stack
         self._keeper = keeper
         self._wipe: Wipe
-        self._catalog = ""
+        self._catalog: Catalog
         self._open: dict[str, Any] = {}
 
     @classmethod
@@ -44,7 +44,7 @@ class Kept:
             await keeper.execute("set lock_timeout = '2s'")
             made = cls(dsn, stack.pop_all(), keeper)
         made._wipe = await Wipe.of(keeper)
-        made._catalog = await keeper.fetchval(CATALOG)
+        made._catalog = await Catalog.of(keeper)
         return made
 
     async def renew(self) -> bool:
@@ -58,7 +58,7 @@ class Kept:
                 await sql.execute("reset session authorization")
                 await sql.reset()
             await self._wipe()
-            return bool(await self._keeper.fetchval(CATALOG) == self._catalog)
+            return await self._catalog.is_unchanged()
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
             return False
 

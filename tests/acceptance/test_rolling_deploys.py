@@ -25,6 +25,7 @@ from flowfabric._postgres.build import THIS
 from flowfabric._postgres.migrate import SCHEMA_VERSION
 from tests.docs.pages import fences
 
+pytestmark = pytest.mark.xdist_group("builds")  # which are made once
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90.0
 APP = """

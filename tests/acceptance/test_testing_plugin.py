@@ -81,6 +81,7 @@ class Project:
         """Run pytest, which must succeed; gives what it said."""
         env = {k: v for k, v in os.environ.items() if not k.startswith(("FLOWFABRIC_", "PYTEST_"))}
         command = [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", "--basetemp", "base"]
+        command += ["-p", "no:schemathesis"]  # what this repository has beside, and a user does not, takes a second
         (self.root / "pytest.ini").touch()  # the settings of this repository are not the user's
         done = subprocess.run(
             [*command, *options],

@@ -18,6 +18,7 @@ from flowfabric.engine.service import migrate_database
 from tests.conftest import FAST
 from tests.places import place_of_data
 from tests.support import in_database
+from tests.wiped import wiped_database, wiped_plain_engine  # noqa: F401 - fixtures
 
 _MARK = "FOR_A_TEST_OF_THE_DOCUMENTATION"
 

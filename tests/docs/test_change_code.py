@@ -12,6 +12,7 @@ from tests.docs.pages import ROOT, fences
 PAGE = ROOT / "docs" / "guides" / "change-code.md"
 
 
+@pytest.mark.xdist_group("programs")
 @pytest.mark.timeout(300)
 def test_the_guide_can_be_followed(on_one_server: dict[str, str], tmp_path: Path) -> None:
     found = fences(PAGE)

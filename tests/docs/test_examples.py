@@ -172,6 +172,7 @@ def worker(example: Path, env: dict[str, str]) -> Iterator[None]:
         assert "has stopped" in said
 
 
+@pytest.mark.xdist_group("programs")  # their server starts once
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs_and_runs_again(example: Path, on_one_server: dict[str, str]) -> None:
     command = [sys.executable, "-W", "error", str(example)]

@@ -37,6 +37,7 @@ def owners_database(on_one_server: dict[str, str], data_dir: Path) -> Iterator[s
     server.release()
 
 
+@pytest.mark.xdist_group("programs")
 @pytest.mark.timeout(300)
 def test_the_page_can_be_followed(on_one_server: dict[str, str], owners_database: str, tmp_path: Path) -> None:
     dsn = owners_database

@@ -1,4 +1,7 @@
-"""An app on the test's database, the kit and an app that uses it; a module may define its own under the same name."""
+"""A wiped database, an app on it, the kit and an app that uses it; a module may define its own under the same name.
+
+A module whose tests ask what a fresh database has, or who is connected to it, imports `new_database`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 
 import flowfabric as ff
 from flowfabric.testing import Kit
-from tests.wiped import WipedServer
+from tests.wiped import Wiped, WipedServer, wiped_database, wiped_plain_engine  # noqa: F401 - fixtures among them
 
 
 class Ledger(list[str]):
@@ -43,13 +46,12 @@ def did() -> Ledger:
 
 
 @pytest.fixture
-async def app(database: str) -> AsyncIterator[ff.App]:
+async def app(database: str, wiped: Wiped) -> AsyncIterator[ff.App]:
     """An app whose database passes the audit afterwards, with no execution left parked."""
     app = ff.App(database)
     yield app
-    async with await ff.Engine.connect(database, notifications=False) as engine:
-        assert await engine.audit(events=True) == []
-        assert await engine._fetch("select 1 from flowfabric.waiter") == []
+    assert wiped.audit(database) == []
+    assert wiped.rows(database, "waiter") == 0
     await app.close()
 
 

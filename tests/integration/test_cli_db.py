@@ -22,6 +22,7 @@ from flowfabric._postgres.migrate import SCHEMA_VERSION
 from flowfabric.cli._database import split_password
 from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
+from tests.conftest import new_database, new_plain_engine  # noqa: F401 - fixtures
 from tests.databases import fresh_database
 from tests.integration.test_cli import PATIENCE, PROGRAM, call, failed, here, run
 from tests.integration.test_connection import NASTY, SECRET, a_role, as_user, leaked

@@ -163,6 +163,9 @@ async def test_the_drivers_message_about_an_address_is_not_repeated(query: str) 
     assert not leaked("Xq7Zw9", str(error), repr(error))
 
 
+of_one_process = pytest.mark.xdist_group("own server")  # which starts once
+
+
 @pytest.fixture(scope="module")
 def own_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A server of this module alone, for what would disturb others: passwords, restarts."""
@@ -203,6 +206,7 @@ async def until_locked(dsn: str) -> None:
             await asyncio.sleep(0.01)
 
 
+@of_one_process
 @pytest.mark.parametrize("user", ["locked", "stranger", "nobody-known"])
 async def test_a_wrong_user_or_password_is_reported(own_server: str, user: str) -> None:
     await until_locked(own_server)
@@ -426,6 +430,7 @@ async def test_for_a_call_that_may_not_be_repeated_the_outcome_is_unknown(
     await plain_engine.change_priority(execution_id, 5)
 
 
+@of_one_process
 async def test_patience_with_a_lost_server_is_limited(own_dir: Path, own_server: str) -> None:
     async with await ff.Engine.connect(own_server, reconnect_for=timedelta(milliseconds=300)) as engine:
         await engine.ping()
@@ -439,6 +444,7 @@ async def test_patience_with_a_lost_server_is_limited(own_dir: Path, own_server:
         await engine.ping()
 
 
+@of_one_process
 async def test_an_engine_survives_a_restart_of_the_server(own_dir: Path, own_server: str) -> None:
     async with await ff.Engine.connect(own_server, reconnect_for=timedelta(seconds=PATIENCE)) as engine:
         claimed = await started(engine)
@@ -457,6 +463,7 @@ async def test_an_engine_survives_a_restart_of_the_server(own_dir: Path, own_ser
         assert found.execution_id == execution_id
 
 
+@of_one_process
 async def test_tails_survive_a_restart_of_the_server(own_dir: Path, own_server: str) -> None:
     async with await ff.Engine.connect(own_server, stream_ops=100) as engine:
         held = [await started(engine, lease_ttl=timedelta(hours=1)) for _ in range(10)]

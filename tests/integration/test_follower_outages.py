@@ -24,6 +24,7 @@ from flowfabric.engine.followers import Subscription
 from flowfabric.engine.service import migrate_database
 from flowfabric.errors import CursorRefused
 from flowfabric.values.event import EventCursor, EventFilter
+from tests.conftest import new_database  # noqa: F401 - a fixture
 from tests.integration.test_restore import SETTINGS, crash, place, start, write  # noqa: F401 - a fixture among them
 from tests.pooler import pooled
 from tests.support import started

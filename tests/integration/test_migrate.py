@@ -21,6 +21,7 @@ from flowfabric._postgres.build import THIS, Build, sql_files
 from flowfabric._postgres.migrate import SCHEMA_VERSION, Migration, Step, current_version, migrate, steps
 from flowfabric.engine.service import migrate_database, schema_version
 from flowfabric.errors import ConnectionFailed, TransportError
+from tests.conftest import new_database, new_plain_engine  # noqa: F401 - fixtures
 from tests.integration.test_connection import a_role, as_user
 from tests.support import in_database, started, submit, until_blocked
 

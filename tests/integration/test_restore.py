@@ -18,6 +18,7 @@ from flowfabric.embedded import server as embedded
 from flowfabric.engine.service import migrate_database
 from flowfabric.errors import CursorRefused
 from flowfabric.values.event import EventCursor
+from tests.conftest import new_database  # noqa: F401 - a fixture
 from tests.places import place_of_data
 from tests.support import in_database, started
 

@@ -25,6 +25,7 @@ from flowfabric.values.ids import FlowId, LeaseId, mint_uuid
 from flowfabric.values.joins import AnyOf, OnSatisfied
 from flowfabric.values.lease import Fence, Operator
 from flowfabric.values.step import NewStep
+from tests.conftest import new_database, new_plain_engine  # noqa: F401 - fixtures
 from tests.ids import home
 from tests.integration.test_connection import a_role, as_user
 from tests.support import OTHER, RETRY, WORKER, Clock, claim_one, new_id, started, submit, submit_member

@@ -37,9 +37,9 @@ async def world(shared: SuspendingWorld) -> SuspendingWorld:
     return shared
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stage(server: str) -> AsyncIterator[Stage]:
-    """The database of the module, for parties that act at the same time; a test empties it when it needs to."""
+    """The database for parties that act at the same time; a test empties it when it needs to."""
     async with fresh_database(server) as dsn:
         made = Stage(dsn, await asyncpg.connect(dsn))
         yield made
@@ -48,7 +48,7 @@ async def stage(server: str) -> AsyncIterator[Stage]:
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def parties(stage: Stage) -> list[Party]:
-    """Three of them, in the emptied database of the module."""
+    """Three of them, in the emptied database of the stage."""
     await stage.empty()
     return await stage.company(3)
 

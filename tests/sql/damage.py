@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.interleave import Stage
+import pytest_asyncio
+
+from tests.interleave import Party, Stage
+
+
+@pytest_asyncio.fixture(name="engine", loop_scope="session")
+async def one_party(stage: Stage) -> Party:
+    """An engine on one connection, in the emptied database of the stage."""
+    await stage.empty()
+    (one,) = await stage.company(1)
+    return one
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from importlib import resources
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from flowfabric.values.conditions import on
 from flowfabric.values.ids import mint_uuid
@@ -20,7 +19,7 @@ from tests.each import Rows
 from tests.ids import home
 from tests.interleave import Party, Stage
 from tests.sql import test_fleet, test_flow_audit, test_limit_audit, test_streams, test_suspension_audit
-from tests.sql.damage import finds, found
+from tests.sql.damage import finds, found, one_party  # noqa: F401 - a fixture among them
 from tests.support import STATES, WORKER, claim_one, started, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -28,13 +27,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 HOUR = timedelta(hours=1)
 CAPPED = ExecutionPolicy(max_reclaim_count=0)
 TIMED = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(seconds=10)))
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def engine(stage: Stage) -> Party:
-    await stage.empty()
-    (one,) = await stage.company(1)
-    return one
 
 
 # Where the damage is done: the states that an execution can be in, and these

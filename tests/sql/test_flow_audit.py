@@ -9,7 +9,6 @@ from importlib import resources
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.execution import NewExecution
@@ -17,17 +16,10 @@ from flowfabric.values.graph import FlowSubmitted, NewEdge, NewNode
 from flowfabric.values.joins import AnyOf, EdgeGroupPolicy, OnSatisfied, Quorum
 from tests.ids import home
 from tests.interleave import Party, Stage
-from tests.sql.damage import Damage, finds, found
+from tests.sql.damage import Damage, finds, found, one_party  # noqa: F401 - a fixture among them
 from tests.support import RETRY, claim_one
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def engine(stage: Stage) -> Party:
-    await stage.empty()
-    (one,) = await stage.company(1)
-    return one
 
 
 # Where the damage is done

@@ -952,7 +952,7 @@ class Crew:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("policies", ["that let run", "that cancel the rest"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", sampling.seeds(*range(5)))
 async def test_a_graph_ends_as_the_rules_say_with_any_workers(database: str, seed: int, policies: str) -> None:
     rng = random.Random(seed)
     count = rng.randint(20, 40)

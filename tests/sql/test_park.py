@@ -21,6 +21,7 @@ from flowfabric.values.execution import NewExecution
 from flowfabric.values.lease import HandleKind, Operator
 from flowfabric.values.policies import ExecutionPolicy, TimeoutPolicy
 from flowfabric.values.step import Parked
+from tests import sampling
 from tests.ids import home, id_in
 from tests.interleave import PATIENCE, Party, Stage, settled, waiting
 from tests.support import OTHER, WORKER, claim_one, submit
@@ -785,7 +786,7 @@ async def test_an_end_costs_the_same_however_many_wait_for_others(
 
 
 @pytest.mark.both_servers
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampling.seeds(*range(3)))
 async def test_no_wake_up_is_lost_among_many(stage: Stage, parties: list[Party], seed: int) -> None:
     """Parents park for children that end in every way, while others tag, cancel, renew and run the duties."""
     chance = random.Random(seed)

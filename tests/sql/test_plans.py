@@ -62,6 +62,8 @@ where contype = 'p' and connamespace = 'flowfabric'::regnamespace and conparenti
 """
 ENDLESS = ff.RetryPolicy(max_retries=100, backoff=ff.Fixed(HOUR))
 
+pytestmark = pytest.mark.xdist_group("plans")  # the databases are filled once
+
 
 def node(name: str, *after: str, **fields: Any) -> NewNode:
     edges = [NewEdge(upstream=up, passes_result=True, edge_id=mint_uuid()) for up in after]

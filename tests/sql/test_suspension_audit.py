@@ -10,7 +10,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import pytest_asyncio
 
 from flowfabric.values.attempt import Claimed
 from flowfabric.values.conditions import count_signals, from_sources
@@ -20,7 +19,7 @@ from flowfabric.values.signal import Accepted
 from flowfabric.values.wait import Fresh, Suspended, WaitpointToken
 from tests.ids import home
 from tests.interleave import Party, Stage
-from tests.sql.damage import Damage, finds, found
+from tests.sql.damage import Damage, finds, found, one_party  # noqa: F401 - a fixture among them
 from tests.support import claim_one, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -28,13 +27,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 LONG = timedelta(days=30)
 MINUTE = timedelta(seconds=60)
 TIMED = ExecutionPolicy(timeout_policy=TimeoutPolicy(attempt_timeout=timedelta(hours=1)))
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def engine(stage: Stage) -> Party:
-    await stage.empty()
-    (one,) = await stage.company(1)
-    return one
 
 
 # Where the damage is done
