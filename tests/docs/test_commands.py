@@ -59,7 +59,7 @@ def test_every_metric_of_the_server_has_a_line_with_its_labels() -> None:
 
 
 def test_the_table_of_the_other_implementations_metrics_names_metrics_that_exist() -> None:
-    text = (ROOT / "docs" / "guides" / "run-a-server.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "parity.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `ff_\w+`.*$", text, flags=re.MULTILINE)
     assert len(rows) > 10
     named = {name for row in rows for name in re.findall(r"`(flowfabric_\w+)`", row)}
