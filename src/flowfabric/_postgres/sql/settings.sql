@@ -25,7 +25,7 @@ begin
                             'enable_seqscan = off', 'jit = off'],
                 'block cancel cancel_as_operator change_priority check_admission claim_as_operator claim_granted complete complete_as_operator
                  create_executions create_one create_waitpoint delay delay_as_operator deliver_signal
-                 deliver_signal_as_operator drop_frames drop_owned fail fail_as_operator find expire_suspension forget_usage heartbeat_worker issue_claim_grant issue_reclaim_grant
+                 deliver_signal_as_operator drop_frames drop_owned fail fail_as_operator find expire_suspension forget_usage fork_execution heartbeat_worker issue_claim_grant issue_reclaim_grant
                  mark_worker_dead open_wait park progress reclaim record_steps redact_execution refuse_signals register_worker release
                  release_admission release_as_operator renew replay resume_execution revoke_lease run_one settle_wait signal_by_key stop_changed submit_child suspend unblock unblock_limited count_denials unwatch
                  update_quota_policy verify_grant
